@@ -1,0 +1,1 @@
+"""SwiGLU MLP for JAX."""
