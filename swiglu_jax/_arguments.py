@@ -1,0 +1,81 @@
+"""Checks of the public arguments: errors name the argument, what came and what was expected."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from swiglu_jax._config import IMPLEMENTATIONS, config
+from swiglu_jax._residuals import ARGUMENTS
+
+WEIGHT_LAYOUTS = ("OI", "IO")
+
+
+def check_options(weight_layout: Any, implementation: Any) -> str | None:
+    """Check the two options; the implementation with the environment's default filled in.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    if weight_layout not in WEIGHT_LAYOUTS:
+        raise ValueError(
+            'weight_layout: expected "OI" (torch.nn.Linear: w_gate and w_up [I, H], w_down '
+            '[H, I]) or "IO" (a Flax kernel: w_gate and w_up [H, I], w_down [I, H]), got '
+            f"{weight_layout!r}"
+        )
+    if implementation is None:
+        return config.implementation
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f'implementation: expected None, "xla" or "fused", got {implementation!r}')
+    return implementation
+
+
+def check_arrays(x: Any, w_gate: Any, w_up: Any, w_down: Any, weight_layout: str) -> None:
+    """Check dtypes and shapes of arrays (or anything with a shape and a dtype).
+
+    Raises:
+        TypeError: an argument is no array, not floating, or of another dtype than x.
+        ValueError: an argument has a wrong shape.
+    """
+    arrays = dict(zip(ARGUMENTS, (x, w_gate, w_up, w_down), strict=True))
+    for name, a in arrays.items():
+        if not (hasattr(a, "shape") and hasattr(a, "dtype")):
+            raise TypeError(f"{name}: expected an array, got {type(a).__name__}")
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            raise TypeError(f"{name}: expected a floating dtype, got {a.dtype}")
+        if a.dtype != x.dtype:
+            raise TypeError(
+                f"{name}: expected x's dtype {x.dtype}, got {a.dtype}; cast it with "
+                f"{name}.astype({x.dtype})"
+            )
+    if len(x.shape) < 1:
+        raise ValueError("x: expected shape [..., H] of rank 1 or more, got ()")
+    io = weight_layout == "IO"
+    width = x.shape[-1]
+    first, second = ("[H, I]", "[I, H]") if io else ("[I, H]", "[H, I]")
+
+    def expect(name: str, letters: str, shape: tuple[Any, ...], where: str) -> None:
+        got = tuple(arrays[name].shape)
+        if len(got) != 2 or got != shape:
+            raise ValueError(
+                f'{name}: expected shape {letters} = {_text(shape)} in layout "{weight_layout}"'
+                f", {where}; got {_text(got)}"
+            )
+
+    hidden: Any = "I"
+    if len(w_gate.shape) == 2:
+        hidden = w_gate.shape[1 if io else 0]
+    along = f"with H = {width} from x {_text(tuple(x.shape))}"
+    expect("w_gate", first, (width, hidden) if io else (hidden, width), along)
+    both = f"{along} and I = {hidden} from w_gate {_text(tuple(w_gate.shape))}"
+    expect("w_up", first, (width, hidden) if io else (hidden, width), both)
+    expect("w_down", second, (hidden, width) if io else (width, hidden), both)
+
+
+def as_arrays(*arrays: Any) -> tuple[jax.Array, ...]:
+    """NumPy arrays as JAX arrays, without weak types."""
+    return tuple(jnp.asarray(a, dtype=a.dtype) for a in arrays)
+
+
+def _text(shape: tuple[Any, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"

@@ -1,0 +1,79 @@
+"""The environment variables, read once when the package is imported.
+
+Changing one later has no effect: what a program was lowered to must not depend on when in its
+life a variable was set.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from swiglu_jax._target import parse_target
+
+IMPLEMENTATIONS = ("xla", "fused")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the user asked of this process."""
+
+    implementation: str | None
+    """Default for ``swiglu_mlp(implementation=None)``: "xla", "fused" or None (best route)."""
+    target: str | None
+    """GPU architecture to lower for ("sm_90a", "sm_100a"), from any machine; None: this GPU's."""
+    frost_backward: bool
+    """Whether the exported FROST kernel may serve the backward stage."""
+    cache_dir: Path
+    """Where measured choices and kernels exported on this machine are kept."""
+    tune: bool
+    """Whether routes may be timed on this machine's GPU when XLA compiles."""
+    log: bool
+    """Whether each route is logged as it is chosen."""
+
+
+def _flag(name: str, default: bool) -> bool:
+    text = os.environ.get(name, "")
+    if text == "":
+        return default
+    if text not in ("0", "1"):
+        raise ValueError(f"{name}: expected 0 or 1, got {text!r}")
+    return text == "1"
+
+
+def _implementation() -> str | None:
+    text = os.environ.get("SWIGLU_JAX_IMPLEMENTATION", "")
+    if text == "":
+        return None
+    if text not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"SWIGLU_JAX_IMPLEMENTATION: expected one of {', '.join(IMPLEMENTATIONS)} "
+            f"(or unset, to take the best route), got {text!r}"
+        )
+    return text
+
+
+def _target() -> str | None:
+    text = os.environ.get("SWIGLU_JAX_TARGET", "")
+    return parse_target(text, "SWIGLU_JAX_TARGET") if text else None
+
+
+def _cache_dir() -> Path:
+    text = os.environ.get("SWIGLU_JAX_CACHE_DIR", "")
+    if text:
+        return Path(text).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swiglu_jax"
+
+
+def read_environment() -> Config:
+    """Read the variables now; a malformed one raises ValueError that names it."""
+    return Config(
+        implementation=_implementation(),
+        target=_target(),
+        frost_backward=_flag("SWIGLU_JAX_FROST_BWD", True),
+        cache_dir=_cache_dir(),
+        tune=_flag("SWIGLU_JAX_TUNE", True),
+        log=_flag("SWIGLU_JAX_LOG", False),
+    )
+
+
+config = read_environment()

@@ -1,0 +1,80 @@
+"""The environment report: versions, devices, and which routes serve this machine."""
+
+import platform
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from swiglu_jax import _routes
+from swiglu_jax._candidate import StageCall
+from swiglu_jax._config import config
+from swiglu_jax._device import lowering_target
+from swiglu_jax._target import CPU
+from swiglu_jax._version import __version__
+
+PACKAGES = (
+    "jax", "jaxlib", "jax-cuda13-plugin", "flax", "nvidia-cudnn-cu13",
+    "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "apache-tvm-ffi",
+)  # fmt: skip
+
+_TYPICAL = {
+    "gate_up": ("h", "gate", "up"),
+    "down_dswiglu": ("dgate", "dup", "h"),
+}
+"""The stages of a full training step, at a width that every kernel takes."""
+
+
+def environment_report() -> dict[str, Any]:
+    """Versions, devices, settings and, for each stage of a bf16 training step, its routes."""
+    target = lowering_target() or CPU
+    return {
+        "swiglu_jax": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": {name: _version(name) for name in PACKAGES},
+        "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.local_devices()],
+        "settings": {
+            "implementation": config.implementation,
+            "target": config.target,
+            "frost_backward": config.frost_backward,
+            "tune": config.tune,
+            "cache_dir": str(config.cache_dir),
+        },
+        "target": target,
+        "stages": {stage: _routes_of(stage, target) for stage in _TYPICAL},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _routes_of(stage: str, target: str) -> dict[str, Any]:
+    call = StageCall(stage, _TYPICAL[stage], "IO", "bfloat16", m=8192, h=4096, i=14336)
+    if target == CPU:
+        found, declined = [], _routes.no_gpu((CPU,))
+    else:
+        found, declined = _routes.candidates(call, target)
+    serving: dict[str, list[str]] = {}
+    for candidate in found:
+        serving.setdefault(candidate.route, []).append(candidate.kernel)
+    return {"serving": serving | {"xla": ["XLA's own GEMMs and fusions"]}, "declined": declined}
+
+
+def format_report(report: dict[str, Any]) -> str:
+    """The report as lines for a person."""
+    lines = [f"swiglu_jax {report['swiglu_jax']}, Python {report['python']}, {report['system']}"]
+    lines += [f"  {n:<22} {v or 'not installed'}" for n, v in report["packages"].items()]
+    lines.append("devices: " + ", ".join(report["devices"]))
+    lines.append("settings: " + ", ".join(f"{k}={v}" for k, v in report["settings"].items()))
+    lines.append(f"routes of a bf16 training step on {report['target']}:")
+    for stage, routes in report["stages"].items():
+        lines.append(f"  {stage}")
+        for route, kernels in routes["serving"].items():
+            lines += [f"    {route:<9} {kernel}" for kernel in kernels]
+        lines += [f"    not {route}: {why}" for route, why in routes["declined"].items()]
+    return "\n".join(lines)

@@ -1,0 +1,143 @@
+"""explain: which route serves each stage of a call, why the others do not, and what is kept."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from swiglu_jax import _routes
+from swiglu_jax._arguments import check_arrays, check_options
+from swiglu_jax._candidate import Choice
+from swiglu_jax._residuals import ARGUMENTS, residual_plan
+from swiglu_jax._stages import STAGES, StageParams
+from swiglu_jax._config import config
+from swiglu_jax._device import lowering_target
+from swiglu_jax._target import CPU, parse_target
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """How one stage of a call runs."""
+
+    outputs: tuple[str, ...]
+    """What the stage is asked for; empty where the pass has no fused stage."""
+    route: str
+    """"exported", "cudnn" or "xla"."""
+    kernel: str
+    declined: dict[str, str]
+    """Route to the reason why it does not serve this call."""
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One activation kept for the backward pass."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call of swiglu_mlp does; prints as a table."""
+
+    target: str
+    forward: StageReport
+    backward: StageReport
+    residuals: tuple[Residual, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionaries and lists, for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        """A table for people."""
+        lines = [f"swiglu_mlp on {self.target}"]
+        for title, stage in (("forward", self.forward), ("backward", self.backward)):
+            asked = ", ".join(stage.outputs) or "no fused stage"
+            lines.append(f"  {title:<9} {stage.route:<9} {stage.kernel}  ({asked})")
+            lines += [f"    not {route}: {why}" for route, why in stage.declined.items()]
+        lines.append("  kept for the backward pass")
+        for r in self.residuals:
+            shape = ", ".join(map(str, r.shape))
+            lines.append(f"    {r.name:<5} {r.dtype}[{shape}]  {r.bytes:,} bytes")
+        total = sum(r.bytes for r in self.residuals)
+        lines.append(f"    total {total:,} bytes" if self.residuals else "    nothing")
+        return "\n".join(lines)
+
+
+def explain(
+    x: Any,
+    w_gate: Any,
+    w_up: Any,
+    w_down: Any,
+    *,
+    weight_layout: str = "OI",
+    implementation: str | None = None,
+    wrt: Iterable[str] = ARGUMENTS,
+    target: str | None = None,
+) -> Explanation:
+    """Say how ``swiglu_mlp`` would serve these arguments; nothing runs.
+
+    Args:
+        x, w_gate, w_up, w_down: arrays or ``jax.ShapeDtypeStruct``, as swiglu_mlp takes them.
+        weight_layout, implementation: as swiglu_mlp takes them.
+        wrt: the arguments that are differentiated; empty for a forward pass alone.
+        target: the machine to ask about: "sm_90a", "sm_100a" or "cpu"; None asks about the
+            platform that JAX runs on here (or SWIGLU_JAX_TARGET).
+
+    Returns:
+        An Explanation.
+
+    Raises:
+        TypeError, ValueError: as swiglu_mlp does, and for an unknown name in ``wrt``.
+        NotImplementedError: implementation="fused" and no fused kernel serves a stage.
+    """
+    implementation = check_options(weight_layout, implementation)
+    check_arrays(x, w_gate, w_up, w_down, weight_layout)
+    wrt = tuple(wrt)
+    for name in wrt:
+        if name not in ARGUMENTS:
+            raise ValueError(f"wrt: expected names of {', '.join(ARGUMENTS)}, got {name!r}")
+    target = _asked_target(target)
+    plan = residual_plan(frozenset(wrt))
+    hidden = w_gate.shape[1 if weight_layout == "IO" else 0]
+    inner = jax.ShapeDtypeStruct((*x.shape[:-1], hidden), x.dtype)
+
+    def report(stage: str, outputs: tuple[str, ...], operands: tuple[Any, ...]) -> StageReport:
+        params = StageParams(outputs, weight_layout, implementation)
+        call = STAGES[stage].call(operands, params)
+        if target == CPU:
+            choice = Choice(None, _routes.no_gpu((CPU,)))
+            if implementation == "fused":
+                raise _routes.not_served(call, choice.declined)
+        else:
+            choice = _routes.choose(call, implementation, target)
+        kernel = choice.candidate.kernel if choice.candidate else "XLA's own GEMMs and fusions"
+        return StageReport(outputs, choice.route, kernel, choice.declined)
+
+    forward = report("gate_up", plan.forward, (x, w_gate, w_up))
+    if plan.backward:
+        backward = report("down_dswiglu", plan.backward, (x, w_down, inner, inner))
+    else:
+        work = "the weight gradient's GEMM" if "w_down" in wrt else "no backward pass"
+        backward = StageReport((), "xla", work, {})
+    shapes = {name: inner.shape for name in ("h", "gate", "up")} | {"x": tuple(x.shape)}
+    residuals = tuple(
+        Residual(n, shapes[n], str(x.dtype), math.prod(shapes[n]) * np.dtype(x.dtype).itemsize)
+        for n in plan.kept
+    )
+    return Explanation(target, forward, backward, residuals)
+
+
+def _asked_target(target: str | None) -> str:
+    if target is not None:
+        return parse_target(target, "target")
+    if jax.default_backend() == "gpu":
+        return lowering_target() or CPU
+    return config.target or CPU

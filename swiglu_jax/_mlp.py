@@ -1,0 +1,190 @@
+"""swiglu_mlp: checks, and the custom_vjp; the only file that knows about differentiation."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
+
+from swiglu_jax._arguments import as_arrays, check_arrays, check_options
+from swiglu_jax._compat import default_matmul_precision, explicit_sharding, varying_axes
+from swiglu_jax._dot import contract
+from swiglu_jax._residuals import ARGUMENTS, residual_plan
+from swiglu_jax._stages import StageParams, down_dswiglu, gate_up
+
+
+def swiglu_mlp(
+    x: jax.Array,
+    w_gate: jax.Array,
+    w_up: jax.Array,
+    w_down: jax.Array,
+    *,
+    weight_layout: str = "OI",
+    implementation: str | None = None,
+) -> jax.Array:
+    """SwiGLU MLP: ``(silu(x @ w_gate.T) * (x @ w_up.T)) @ w_down.T``.
+
+    GEMMs accumulate in float32 or wider. gate = x @ w_gate.T and up = x @ w_up.T are rounded to
+    x's dtype before the activation on every route, so that routes agree to rounding; SiLU is
+    evaluated in float32 or wider. The formula is SwiGLU of Shazeer, 2020, arXiv:2002.05202.
+
+    Args:
+        x: activations [..., H], of any rank from 1; leading dimensions may be empty.
+        w_gate: [I, H] in layout "OI", [H, I] in "IO".
+        w_up: as w_gate.
+        w_down: [H, I] in layout "OI", [I, H] in "IO".
+        weight_layout: "OI" as ``torch.nn.Linear`` stores weights, "IO" as a Flax kernel; both
+            are read in place.
+        implementation: None picks the best route that serves the call (or the environment's
+            SWIGLU_JAX_IMPLEMENTATION), "xla" forces XLA, "fused" forces the fused kernels.
+
+    Returns:
+        An array of x's shape and dtype. All four arrays share one floating dtype; gradients have
+        their argument's shape and dtype.
+
+    Raises:
+        TypeError: an argument is no array, is not floating, or differs from x in dtype.
+        ValueError: a wrong shape or option; the error names the argument.
+        NotImplementedError: "fused", where no fused kernel serves the call; lists why. Raised
+            when the call is lowered: at once in eager mode, at compilation under ``jax.jit``.
+    """
+    implementation = check_options(weight_layout, implementation)
+    check_arrays(x, w_gate, w_up, w_down, weight_layout)
+    arguments = _varying_alike(as_arrays(x, w_gate, w_up, w_down))
+    precision = default_matmul_precision()
+    return _operator(_Options(weight_layout, implementation, precision))(*arguments)
+
+
+def _varying_alike(arguments: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Inside shard_map, let every argument vary over the axes that any of them varies over.
+
+    Done outside the custom_vjp, so that JAX itself sums a cotangent over the axes that its
+    argument did not vary over.
+    """
+    axes = [varying_axes(a) for a in arguments]
+    union = frozenset().union(*axes)
+    return tuple(
+        jax.lax.pcast(a, tuple(sorted(union - own)), to="varying") if union - own else a
+        for a, own in zip(arguments, axes, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class _Options:
+    weight_layout: str
+    implementation: str | None
+    precision: str | None
+
+    def stage(self, outputs: tuple[str, ...]) -> StageParams:
+        return StageParams(outputs, self.weight_layout, self.implementation, self.precision)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Shardings:
+    """On meshes with explicit axes, the sharding that each argument's cotangent must have."""
+
+    x: Any
+    w_gate: Any
+    w_up: Any
+    w_down: Any
+
+
+def _down(options: _Options, h: jax.Array, w_down: jax.Array) -> jax.Array:
+    side = 0 if options.weight_layout == "IO" else 1
+    return contract(h, -1, w_down, side, precision=options.precision)
+
+
+@functools.cache
+def _operator(options: _Options) -> Any:
+    """The custom_vjp function for one set of options, inside a jit of its own.
+
+    The jit lets eager, undifferentiated calls inside shard_map through, which custom_vjp with
+    symbolic_zeros refuses.
+    """
+
+    @jax.custom_vjp
+    def swiglu_mlp(x: Any, w_gate: Any, w_up: Any, w_down: Any) -> jax.Array:
+        h = gate_up.bind(x, w_gate, w_up, params=options.stage(("h",)))["h"]
+        return _down(options, h, w_down)
+
+    swiglu_mlp.defvjp(
+        functools.partial(_forward, options),
+        functools.partial(_backward, options),
+        symbolic_zeros=True,
+    )
+    return jax.jit(swiglu_mlp)
+
+
+def _absent() -> jax.Array:
+    return jnp.zeros((0,), jnp.int8)
+
+
+def _forward(options: _Options, *primals: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+    """The forward rule.
+
+    JAX keeps one residual tree per traced call and reads it when the call is transposed, even if
+    it traced the call several times with different sets of differentiated arguments (a layer
+    used twice under jit, scan or checkpoint). A tree that depends on the set can then give
+    gradients of zero without a word. So the tree is fixed: an absent tensor is a zero-size
+    array, the set travels in a shape, a kept x is a variable of its own and never a forwarded
+    input in one set and not in another, and the weights are always there.
+    """
+    perturbed = tuple(bool(p.perturbed) for p in primals)
+    x, w_gate, w_up, w_down = (p.value for p in primals)
+    plan = residual_plan(frozenset(n for n, p in zip(ARGUMENTS, perturbed, strict=True) if p))
+
+    made = gate_up.bind(x, w_gate, w_up, params=options.stage(plan.forward))
+    made = {name: checkpoint_name(a, f"swiglu_{name}") for name, a in made.items()}
+    y = _down(options, made["h"], w_down)
+
+    if "x" in plan.kept:
+        made["x"] = checkpoint_name(x, "swiglu_x")
+    kept = tuple(made[n] if n in plan.kept else _absent() for n in ("h", "gate", "up", "x"))
+    the_set = jnp.zeros((0, *map(int, perturbed)), jnp.int8)
+    shardings = _Shardings(*map(explicit_sharding, (x, w_gate, w_up, w_down)))
+    return y, (shardings, the_set, *kept, w_gate, w_up, w_down)
+
+
+def _backward(
+    options: _Options, residuals: tuple[Any, ...], dy: jax.Array | SymbolicZero
+) -> tuple[jax.Array | None, ...]:
+    shardings, the_set, h, gate, up, x, w_gate, w_up, w_down = residuals
+    if isinstance(dy, SymbolicZero):
+        return None, None, None, None
+    asked = frozenset(n for n, k in zip(ARGUMENTS, the_set.shape[1:], strict=True) if k)
+    plan = residual_plan(asked)
+    if plan.backward:
+        made = down_dswiglu.bind(dy, w_down, gate, up, params=options.stage(plan.backward))
+        h = made.get("h", h)
+        dgate, dup = made.get("dgate"), made.get("dup")
+    else:
+        dgate = dup = None
+
+    rows = tuple(range(dy.ndim - 1))
+    io = options.weight_layout == "IO"
+
+    def of_input(cotangent: Any, weight: jax.Array) -> jax.Array:
+        side = 1 if io else 0
+        return contract(
+            cotangent, -1, weight, side, precision=options.precision, out_sharding=shardings.x
+        )
+
+    def of_weight(inputs: Any, cotangent: Any, sharding: Any) -> jax.Array:
+        # Operands in the order that gives the weight's own layout, so nothing is transposed.
+        a, b = (inputs, cotangent) if io else (cotangent, inputs)
+        return contract(a, rows, b, rows, precision=options.precision, out_sharding=sharding)
+
+    gradients: dict[str, jax.Array] = {}
+    if "x" in asked:
+        gradients["x"] = of_input(dgate, w_gate) + of_input(dup, w_up)
+    if "w_gate" in asked:
+        gradients["w_gate"] = of_weight(x, dgate, shardings.w_gate)
+    if "w_up" in asked:
+        gradients["w_up"] = of_weight(x, dup, shardings.w_up)
+    if "w_down" in asked:
+        gradients["w_down"] = of_weight(h, dy, shardings.w_down)
+    return tuple(gradients.get(name) for name in ARGUMENTS)

@@ -1,0 +1,108 @@
+"""Which candidate serves a stage on a target, and why the others decline."""
+
+import importlib
+import logging
+from collections.abc import Sequence
+
+from swiglu_jax._candidate import Candidate, Choice, Declined, StageCall
+from swiglu_jax._config import config
+from swiglu_jax._device import lowering_target
+from swiglu_jax._target import CPU
+
+logger = logging.getLogger("swiglu_jax")
+
+PROVIDERS = {"exported": "swiglu_jax._exported", "cudnn": "swiglu_jax._cudnn"}
+"""Fused routes in order of preference where nothing was measured, and the module of each."""
+
+FUSED_DTYPES = ("bfloat16", "float16")
+
+
+def no_gpu(platforms: Sequence[str]) -> dict[str, str]:
+    """Declines of every fused route for a lowering to other platforms than CUDA."""
+    reason = f"fused kernels run on CUDA GPUs; this program is lowered for {', '.join(platforms)}"
+    return dict.fromkeys(PROVIDERS, reason)
+
+
+def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str, str]]:
+    """Every candidate of every fused route, and the reason of each route that declines.
+
+    A route's module answers with candidates or raises Declined; any other exception is a defect
+    and propagates.
+    """
+    found: list[Candidate] = []
+    declined: dict[str, str] = {}
+    for route, module in PROVIDERS.items():
+        try:
+            if call.dtype not in FUSED_DTYPES:
+                raise Declined(
+                    f"fused kernels take {' or '.join(FUSED_DTYPES)}; the arguments are "
+                    f"{call.dtype}"
+                )
+            if 0 in (call.m, call.h, call.i):
+                raise Declined(f"nothing to compute: M={call.m}, H={call.h}, I={call.i}")
+            found += importlib.import_module(module).candidates(call, target)
+        except Declined as decline:
+            declined[route] = str(decline)
+    return found, declined
+
+
+def choose(call: StageCall, implementation: str | None, target: str | None = None) -> Choice:
+    """What serves ``call`` in a CUDA lowering.
+
+    Args:
+        call: the stage and its local shape.
+        implementation: None takes the best route that serves the call, "xla" XLA's form,
+            "fused" a fused candidate.
+        target: the GPU architecture; None takes SWIGLU_JAX_TARGET or this machine's GPU.
+
+    Raises:
+        NotImplementedError: for "fused", where every candidate declined, listing why.
+    """
+    if implementation == "xla":
+        return Choice(None, dict.fromkeys(PROVIDERS, 'implementation="xla" was asked for'))
+    target = target or lowering_target()
+    if target is None:
+        declined = dict.fromkeys(
+            PROVIDERS,
+            "no GPU is visible and no target is set; set SWIGLU_JAX_TARGET (for example "
+            '"sm_90a" or "sm_100a") to lower for a GPU from this machine',
+        )
+        choice = Choice(None, declined)
+    elif target == CPU:
+        choice = Choice(None, no_gpu((CPU,)))
+    else:
+        choice = _choose_on_gpu(call, implementation, target)
+    if choice.candidate is None and implementation == "fused":
+        raise not_served(call, choice.declined)
+    if config.log:
+        kernel = f" ({choice.candidate.kernel})" if choice.candidate else ""
+        logger.warning("%s on %s: %s%s; declined: %s", call, target, choice.route, kernel,
+                       choice.declined)  # fmt: skip
+    return choice
+
+
+def _choose_on_gpu(call: StageCall, implementation: str | None, target: str) -> Choice:
+    found, declined = candidates(call, target)
+    if not found:
+        return Choice(None, declined)
+    if implementation == "fused":
+        return Choice(found[0], declined)
+    # A fused candidate that was never measured is not preferred to XLA.
+    for candidate in found:
+        declined.setdefault(
+            candidate.route,
+            f"{candidate.kernel} serves this call but was not measured against XLA; "
+            'implementation="fused" takes it',
+        )
+    return Choice(None, declined)
+
+
+def not_served(call: StageCall, declined: dict[str, str]) -> NotImplementedError:
+    """The error of implementation="fused" where no fused candidate serves a call."""
+    reasons = "\n".join(f"  {route}: {reason}" for route, reason in declined.items())
+    return NotImplementedError(
+        f'implementation="fused": no fused kernel serves {call.stage} with outputs '
+        f"{', '.join(call.outputs)} at M={call.m}, H={call.h}, I={call.i}, {call.dtype}, "
+        f'layout "{call.weight_layout}":\n{reasons}\n'
+        "Leave implementation unset to run these through XLA where nothing fuses."
+    )

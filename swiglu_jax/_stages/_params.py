@@ -1,0 +1,17 @@
+"""The static parameter of both stage primitives: the only place that grows with a new option."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StageParams:
+    """How a stage is asked to run; hashable, so that it can be a primitive's parameter."""
+
+    outputs: tuple[str, ...]
+    """What is asked, in the stage's canonical order."""
+    weight_layout: str
+    """"OI" or "IO"."""
+    implementation: str | None = None
+    """None (best route), "xla" or "fused"."""
+    precision: str | None = None
+    """``jax.default_matmul_precision`` at the call: lowering happens after its context is gone."""

@@ -1,0 +1,67 @@
+"""What a stage is: names, form and operands, and how to read a call off abstract values."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from swiglu_jax._candidate import StageCall
+from swiglu_jax._stages._params import StageParams
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of the two fused stages, and the primitive that stands for it in a jaxpr."""
+
+    name: str
+    outputs: tuple[str, ...]
+    """All outputs, in canonical order; a bitmask of outputs counts from the first."""
+    form: Callable[..., list[jax.Array]]
+    """The XLA form: (*operands, params=...) to the asked outputs."""
+    derivative_form: Callable[..., list[jax.Array]]
+    """The form without rounding in between, whose JVP is the stage's."""
+    needed: Callable[[tuple[str, ...]], tuple[bool, ...]]
+    """Which operands a set of outputs needs."""
+    letters: Callable[[str], tuple[str, ...]]
+    """For a weight layout, each operand's trailing dimensions in letters of (h, i); "l" stands
+    for any number of leading dimensions. Results are all "li"."""
+    primitive: core.Primitive = field(compare=False)
+
+    def bind(self, *operands: jax.Array, params: StageParams) -> dict[str, jax.Array]:
+        """Run the stage; the operands that the asked outputs do not need are left out.
+
+        Returns:
+            Output name to array.
+        """
+        needed = self.needed(params.outputs)
+        used = [a for a, need in zip(operands, needed, strict=True) if need]
+        results = self.primitive.bind(*used, params=params)
+        return dict(zip(params.outputs, results, strict=True))
+
+    def call(self, avals: Sequence[Any], params: StageParams) -> StageCall:
+        """The call that these operands (avals or arrays, as bound) make."""
+        sizes: dict[str, Any] = {"l": 1}
+        letters = self.letters(params.weight_layout)
+        for aval, names in zip(avals, letters, strict=False):
+            trailing = len(names) - names.count("l")
+            for size, name in zip(
+                aval.shape[len(aval.shape) - trailing :], names[-trailing:], strict=True
+            ):
+                sizes[name] = size
+        for size in avals[0].shape[:-1]:
+            sizes["l"] *= size
+        return StageCall(
+            stage=self.name,
+            outputs=params.outputs,
+            weight_layout=params.weight_layout,
+            dtype=str(avals[0].dtype),
+            m=_static(sizes["l"]),
+            h=_static(sizes["h"]),
+            i=_static(sizes["i"]),
+        )
+
+
+def _static(size: Any) -> int | None:
+    return size if isinstance(size, int) else None
