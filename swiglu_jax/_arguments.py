@@ -37,7 +37,7 @@ def check_arrays(x: Any, w_gate: Any, w_up: Any, w_down: Any, weight_layout: str
         TypeError: an argument is no array, not floating, or of another dtype than x.
         ValueError: an argument has a wrong shape.
     """
-    arrays = dict(zip(ARGUMENTS, (x, w_gate, w_up, w_down), strict=True))
+    arrays: dict[str, Any] = dict(zip(ARGUMENTS, (x, w_gate, w_up, w_down), strict=True))
     for name, a in arrays.items():
         if not (hasattr(a, "shape") and hasattr(a, "dtype")):
             raise TypeError(f"{name}: expected an array, got {type(a).__name__}")

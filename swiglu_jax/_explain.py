@@ -12,10 +12,10 @@ import numpy as np
 from swiglu_jax import _routes
 from swiglu_jax._arguments import check_arrays, check_options
 from swiglu_jax._candidate import Choice
-from swiglu_jax._residuals import ARGUMENTS, residual_plan
-from swiglu_jax._stages import STAGES, StageParams
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
+from swiglu_jax._residuals import ARGUMENTS, residual_plan
+from swiglu_jax._stages import STAGES, StageParams
 from swiglu_jax._target import CPU, parse_target
 
 
