@@ -1,0 +1,45 @@
+# What a developer types. `make` alone lists the targets.
+BASE_PYTHON ?= python3
+VENV ?= .venv
+PYTHON := $(VENV)/bin/python
+# Versions that were tested together. `make setup CONSTRAINTS=` takes the newest that pyproject allows.
+CONSTRAINTS ?= .ci/constraints.txt
+TEST_PROCESSES ?= 2
+STAMP := $(VENV)/.setup
+
+.PHONY: help setup demo test lint format docs
+help:
+	@echo 'make setup   create $(VENV) and install the package, editable, with all it is developed with'
+	@echo 'make demo    train a small language model on the CPU or GPU: two minutes, a loss curve'
+	@echo 'make test    build the native library where a build is defined, and run the tests'
+	@echo 'make lint    ruff and pyright'
+	@echo 'make format  let ruff mend what it can'
+	@echo 'make docs    build the documentation into site/'
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	.ci/setup '$(BASE_PYTHON)' '$(VENV)' '$(CONSTRAINTS)'
+	@touch $@
+
+demo: setup
+	$(PYTHON) examples/train_lm.py $(DEMO_ARGS)
+
+test: setup
+# A make of its own: the fragments look at the virtual environment when they are read.
+	@if [ -f build.mk ]; then $(MAKE) --no-print-directory build; fi
+	$(PYTHON) -m pytest -n $(TEST_PROCESSES) $(TEST_ARGS)
+
+lint: setup
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m pyright
+
+format: setup
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+docs: setup
+	$(PYTHON) -m mkdocs build --strict
+
+-include build.mk kernels.mk
