@@ -1,4 +1,4 @@
-"""Shared set-up: eight virtual CPU devices, fresh random data, and GPU tests that say why they skip."""
+"""Shared set-up: eight virtual CPU devices, fresh random data, GPU tests that say why they skip."""
 
 import os
 import secrets

@@ -15,7 +15,7 @@ from swiglu_jax._stages._params import StageParams
 
 def compute_dtype(dtype: DTypeLike) -> jnp.dtype:
     """The dtype in which the activation is evaluated: at least float32."""
-    return jnp.promote_types(dtype, jnp.float32)
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
 def _as_stored(a: jax.Array) -> jax.Array:

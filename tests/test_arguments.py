@@ -1,0 +1,105 @@
+"""Bad input is refused: the error names the argument, what came and what was expected."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support import ARGUMENTS, LAYOUTS
+
+from swiglu_jax import explain, swiglu_mlp
+
+H, I = 8, 12  # noqa: E741
+
+
+def _good(layout="OI", dtype=jnp.float32):
+    first, second = ((I, H), (H, I)) if layout == "OI" else ((H, I), (I, H))
+    shapes = {"x": (2, 3, H), "w_gate": first, "w_up": first, "w_down": second}
+    return {name: jnp.zeros(shape, dtype) for name, shape in shapes.items()}
+
+
+BOTH = pytest.mark.parametrize("call", [swiglu_mlp, explain], ids=["swiglu_mlp", "explain"])
+
+
+@BOTH
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_value_that_is_no_array(call, name):
+    with pytest.raises(TypeError, match=rf"^{name}: expected an array, got list"):
+        call(**_good() | {name: [[1.0]]})
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64], ids=str)
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_dtype_that_does_not_float(call, name, dtype):
+    good = _good()
+    with pytest.raises(TypeError, match=rf"^{name}: expected a floating dtype, got {dtype.dtype}"):
+        call(**good | {name: good[name].astype(dtype)})
+
+
+@BOTH
+@pytest.mark.parametrize("name", ARGUMENTS[1:])
+def test_a_weight_of_another_dtype(call, name):
+    good = _good()
+    expected = rf"^{name}: expected x's dtype float32, got bfloat16; cast it"
+    with pytest.raises(TypeError, match=expected):
+        call(**good | {name: good[name].astype(jnp.bfloat16)})
+
+
+@BOTH
+def test_x_without_a_dimension(call):
+    with pytest.raises(ValueError, match=r"^x: expected shape \[\.\.\., H\] of rank 1 or more"):
+        call(**_good() | {"x": jnp.zeros(())})
+
+
+@BOTH
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ARGUMENTS[1:])
+def test_weights_of_wrong_shapes(call, name, layout):
+    good = _good(layout)
+    a, b = good[name].shape
+    wrong = [(b, a), (a + 1, b), (a, b + 1), (a,), (a, b, 1), ()]
+    if name == "w_gate":  # I is read off w_gate, so another I is blamed on w_up
+        wrong.remove((a + 1, b) if layout == "OI" else (a, b + 1))
+    for shape in wrong:
+        with pytest.raises(ValueError, match=rf"^{name}: expected shape \[[HI], [HI]\] = ") as e:
+            call(**good | {name: jnp.zeros(shape)}, weight_layout=layout)
+        assert f"got [{', '.join(map(str, shape))}]" in str(e.value)
+        assert f'layout "{layout}"' in str(e.value)
+
+
+@BOTH
+@pytest.mark.parametrize("layout", ["oi", "", None, "OIX", 3])
+def test_an_unknown_layout(call, layout):
+    with pytest.raises(ValueError, match=r"^weight_layout: expected \"OI\""):
+        call(**_good(), weight_layout=layout)
+
+
+@BOTH
+@pytest.mark.parametrize("implementation", ["cudnn", "", "XLA", 1, False])
+def test_an_unknown_implementation(call, implementation):
+    with pytest.raises(ValueError, match=r"^implementation: expected None, \"xla\" or \"fused\""):
+        call(**_good(), implementation=implementation)
+
+
+def test_explain_refuses_unknown_names_and_targets():
+    with pytest.raises(ValueError, match=r"^wrt: expected names of x, w_gate.*got 'w1'"):
+        explain(**_good(), wrt=("w1",))
+    with pytest.raises(ValueError, match=r"^target: expected \"cpu\" or a GPU architecture"):
+        explain(**_good(), target="b200")
+
+
+def test_fused_on_a_cpu_raises_with_every_reason():
+    good = _good(dtype=jnp.bfloat16)
+    for f in (swiglu_mlp, jax.jit(swiglu_mlp, static_argnames="implementation")):
+        with (
+            jax.default_device(jax.devices("cpu")[0]),
+            pytest.raises(NotImplementedError) as e,
+        ):
+            f(**good, implementation="fused")
+        for part in ("gate_up", "M=6, H=8, I=12", "exported:", "cudnn:", "lowered for cpu"):
+            assert part in str(e.value)
+
+
+def test_errors_come_before_any_tracing_under_jit():
+    good = _good()
+    with pytest.raises(ValueError, match=r"^w_down: expected shape"):
+        jax.jit(swiglu_mlp)(**good | {"w_down": jnp.zeros((I, H))})
