@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 VOCABULARY = 256
@@ -75,18 +77,18 @@ def unigram_entropy(data: np.ndarray) -> float:
     return float(-(p * np.log(p)).sum())
 
 
-def sample_batches(data: np.ndarray, batch: int, length: int, seed: int) -> Iterator[np.ndarray]:
+def sample_batches(data: np.ndarray, batch: int, length: int, seed: int) -> Iterator[jax.Array]:
     """Yield int32 `[batch, length + 1]` windows at random places: inputs and, one on, targets."""
     rng = np.random.default_rng(seed)
     window = np.arange(length + 1)
     while True:
         starts = rng.integers(0, data.size - length, size=(batch, 1))
-        yield data[starts + window].astype(np.int32)
+        yield jnp.asarray(data[starts + window], jnp.int32)
 
 
-def spread_batches(data: np.ndarray, batch: int, length: int, count: int) -> Iterator[np.ndarray]:
+def spread_batches(data: np.ndarray, batch: int, length: int, count: int) -> Iterator[jax.Array]:
     """Yield `count` batches of int32 `[batch, length + 1]` windows spread evenly over `data`."""
     window = np.arange(length + 1)
     starts = np.linspace(0, data.size - length - 1, batch * count).astype(np.int64)
     for rows in starts.reshape(count, batch, 1):
-        yield data[rows + window].astype(np.int32)
+        yield jnp.asarray(data[rows + window], jnp.int32)

@@ -49,16 +49,14 @@ class History:
     custom_calls: list[str]
 
 
-def loss_fn(model: LanguageModel, windows: jax.Array | np.ndarray) -> jax.Array:
+def loss_fn(model: LanguageModel, windows: jax.Array) -> jax.Array:
     """Mean cross entropy in nats of int32 windows `[batch, length + 1]`: a float32 scalar."""
     logits = model(windows[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:]).mean()
 
 
 @nnx.jit
-def train_step(
-    model: LanguageModel, optimizer: nnx.Optimizer, windows: jax.Array | np.ndarray
-) -> jax.Array:
+def train_step(model: LanguageModel, optimizer: nnx.Optimizer, windows: jax.Array) -> jax.Array:
     """Update `model` and `optimizer` in place; return the loss before the update."""
     loss, grads = nnx.value_and_grad(loss_fn)(model, windows)
     optimizer.update(model, grads)
@@ -68,7 +66,7 @@ def train_step(
 held_out_step = nnx.jit(loss_fn)
 
 
-def held_out_loss(model: LanguageModel, batches: Iterable[np.ndarray]) -> float:
+def held_out_loss(model: LanguageModel, batches: Iterable[jax.Array]) -> float:
     """Mean of the loss over `batches`."""
     return float(np.mean([held_out_step(model, windows) for windows in batches]))
 
