@@ -1,18 +1,16 @@
 """Which candidate serves a stage on a target, and why the others decline."""
 
-import importlib
 import logging
 from collections.abc import Sequence
 
+from swiglu_jax import _tuning
 from swiglu_jax._candidate import Candidate, Choice, Declined, StageCall
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
+from swiglu_jax._providers import PROVIDERS, provider
 from swiglu_jax._target import CPU
 
 logger = logging.getLogger("swiglu_jax")
-
-PROVIDERS = {"exported": "swiglu_jax._exported", "cudnn": "swiglu_jax._cudnn"}
-"""Fused routes in order of preference where nothing was measured, and the module of each."""
 
 FUSED_DTYPES = ("bfloat16", "float16")
 
@@ -31,7 +29,7 @@ def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str,
     """
     found: list[Candidate] = []
     declined: dict[str, str] = {}
-    for route, module in PROVIDERS.items():
+    for route in PROVIDERS:
         try:
             if call.dtype not in FUSED_DTYPES:
                 raise Declined(
@@ -40,7 +38,7 @@ def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str,
                 )
             if 0 in (call.m, call.h, call.i):
                 raise Declined(f"nothing to compute: M={call.m}, H={call.h}, I={call.i}")
-            found += importlib.import_module(module).candidates(call, target)
+            found += provider(route).candidates(call, target)
         except Declined as decline:
             declined[route] = str(decline)
     return found, declined
@@ -85,16 +83,8 @@ def _choose_on_gpu(call: StageCall, implementation: str | None, target: str) -> 
     found, declined = candidates(call, target)
     if not found:
         return Choice(None, declined)
-    if implementation == "fused":
-        return Choice(found[0], declined)
-    # A fused candidate that was never measured is not preferred to XLA.
-    for candidate in found:
-        declined.setdefault(
-            candidate.route,
-            f"{candidate.kernel} serves this call but was not measured against XLA; "
-            'implementation="fused" takes it',
-        )
-    return Choice(None, declined)
+    candidate, lost = _tuning.decide(call, found, target, fused=implementation == "fused")
+    return Choice(candidate, declined | lost)
 
 
 def not_served(call: StageCall, declined: dict[str, str]) -> NotImplementedError:

@@ -1,0 +1,67 @@
+"""One measurement of a stage call: every candidate's time, XLA's own, and who wins."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from swiglu_jax._candidate import Candidate
+
+PREFERENCE = 0.995
+"""A fused candidate must take at most this share of XLA's time: ties go to XLA, whose form fuses
+with its neighbours and which every profiler knows."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Median times in microseconds of one stage call, all taken in one interleaved run."""
+
+    xla_us: float
+    candidates: tuple[tuple[Candidate, float], ...]
+    failed: dict[str, str] = field(default_factory=dict)
+    """Kernel to the reason why its trial failed: a decline."""
+
+    def best(self) -> tuple[Candidate, float] | None:
+        """The fastest fused candidate and its time."""
+        return min(self.candidates, key=lambda timed: timed[1], default=None)
+
+    def preferred(self) -> Candidate | None:
+        """The fastest fused candidate if it beats XLA's form, else None."""
+        best = self.best()
+        if best is None or best[1] > PREFERENCE * self.xla_us:
+            return None
+        return best[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; ``from_json`` reads it back."""
+        return {
+            "xla_us": self.xla_us,
+            "candidates": [{"candidate": asdict(c), "us": us} for c, us in self.candidates],
+            "failed": self.failed,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Measurement":
+        """Raises KeyError, TypeError or ValueError where ``data`` is not a measurement."""
+        return cls(
+            xla_us=float(data["xla_us"]),
+            candidates=tuple(
+                (_candidate(timed["candidate"]), float(timed["us"])) for timed in data["candidates"]
+            ),
+            failed={str(k): str(v) for k, v in data["failed"].items()},
+        )
+
+    def restricted_to(self, offered: Sequence[Candidate]) -> "Measurement":
+        """Without the candidates that are no longer offered."""
+        names = {(c.route, c.kernel, c.ffi_target) for c in offered}
+        kept = [t for t in self.candidates if (t[0].route, t[0].kernel, t[0].ffi_target) in names]
+        return Measurement(self.xla_us, tuple(kept), self.failed)
+
+
+def _candidate(data: dict[str, Any]) -> Candidate:
+    return Candidate(
+        **data
+        | {
+            "attributes": tuple((str(k), v) for k, v in data["attributes"]),
+            "outputs": tuple(data["outputs"]),
+        }
+    )

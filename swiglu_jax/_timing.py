@@ -1,0 +1,146 @@
+"""Times the candidates of a stage call against XLA's form, on this machine's GPU.
+
+Each candidate becomes one jitted program that runs the stage several times, every run made to
+wait for the one before; the programs take turns, and the median over turns counts. So launch
+overhead is small against what is measured, and a change of the GPU's clocks meets all alike.
+"""
+
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from swiglu_jax import _stages  # read when called: _stages itself imports the routes
+from swiglu_jax._candidate import Candidate, StageCall
+from swiglu_jax._measurement import Measurement
+
+MEMORY_CAP = 4 << 30
+"""Bytes that a trial's operands and results may take; larger calls are timed with fewer rows."""
+
+ROUNDS = 7
+SAMPLE_SECONDS = 4e-3
+MAX_REPEATS = 64
+
+Program = Callable[..., Sequence[jax.Array]]
+
+
+def ffi_program(candidate: Candidate, lead: tuple[int, ...], hidden: int, dtype: Any) -> Program:
+    """The candidate as a function of the stage's operands."""
+    results = [jax.ShapeDtypeStruct((*lead, hidden), dtype)] * len(candidate.outputs)
+    if candidate.scratch_bytes:
+        results.append(jax.ShapeDtypeStruct((candidate.scratch_bytes,), np.uint8))
+    attributes = {k: np.int64(v) if isinstance(v, int) else v for k, v in candidate.attributes}
+
+    def run(*operands: jax.Array) -> Sequence[jax.Array]:
+        return jax.ffi.ffi_call(candidate.ffi_target, results)(*operands, **attributes)
+
+    return run
+
+
+def operands_of(call: StageCall, rows: int) -> list[jax.Array]:
+    """Random operands of a call with ``rows`` rows, on the default device."""
+    assert call.h is not None and call.i is not None
+    sizes = {"l": rows, "h": call.h, "i": call.i}
+    stage = _stages.STAGES[call.stage]
+    letters = stage.letters(call.weight_layout)
+    needed = stage.needed(call.outputs)
+    keys = jax.random.split(jax.random.key(0), len(letters))
+    return [
+        _random(key, tuple(sizes[k] for k in names), jnp.dtype(call.dtype))
+        for key, names, need in zip(keys, letters, needed, strict=True)
+        if need
+    ]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _random(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    # Random numbers and not zeros: a GPU's clocks depend on the bits that flip.
+    return jax.random.normal(key, shape, dtype) * 0.25
+
+
+def timed_rows(call: StageCall) -> int:
+    """The call's rows, halved until operands and results fit the cap."""
+    assert call.m is not None and call.h is not None and call.i is not None
+    weights, per_row = 3 * call.h * call.i, call.h + 6 * call.i
+    rows = call.m
+    while rows > 1 and (weights + rows * per_row) * jnp.dtype(call.dtype).itemsize > MEMORY_CAP:
+        rows = (rows + 1) // 2
+    return rows
+
+
+def measure(call: StageCall, candidates: Sequence[Candidate], device: Any) -> Measurement:
+    """Time every candidate and XLA's form.
+
+    Args:
+        call: with every size known.
+        candidates: what routes offer.
+        device: the GPU to run on.
+
+    Returns:
+        The times. A candidate that fails to compile or run is left out, with its reason kept.
+    """
+    assert call.i is not None
+    with jax.default_device(device):
+        rows = timed_rows(call)
+        operands = operands_of(call, rows)
+        params = _stages.StageParams(call.outputs, call.weight_layout, implementation="xla")
+        form = functools.partial(_stages.STAGES[call.stage].form, params=params)
+        repeats = _repeats(form, operands)
+        xla = _repeated(form, repeats)
+        programs: dict[int, Program] = {}
+        failed: dict[str, str] = {}
+        for k, candidate in enumerate(candidates):
+            program = ffi_program(candidate, (rows,), call.i, jnp.dtype(call.dtype))
+            program = _repeated(program, repeats)
+            try:
+                jax.block_until_ready(program(*operands))
+            except Exception as error:  # whatever a trial raises, the candidate declines
+                failed[candidate.kernel] = str(error).strip().splitlines()[0]
+            else:
+                programs[k] = program
+        jax.block_until_ready(xla(*operands))
+        times: dict[int | None, list[float]] = {k: [] for k in (None, *programs)}
+        for _ in range(ROUNDS):
+            for k, program in ((None, xla), *programs.items()):
+                times[k].append(_seconds(program, operands) / repeats * 1e6)
+    return Measurement(
+        xla_us=statistics.median(times[None]),
+        candidates=tuple((candidates[k], statistics.median(times[k])) for k in programs),
+        failed=failed,
+    )
+
+
+def _repeats(form: Program, operands: Sequence[jax.Array]) -> int:
+    """How often one program repeats the stage, so that a sample lasts long enough."""
+    few = 4
+    program = _repeated(form, few)
+    jax.block_until_ready(program(*operands))
+    once = min(_seconds(program, operands) for _ in range(3)) / few
+    return min(MAX_REPEATS, max(few, math.ceil(SAMPLE_SECONDS / once)))
+
+
+def _repeated(program: Program, repeats: int) -> Program:
+    @jax.jit
+    def run(first: jax.Array, *others: jax.Array) -> Sequence[jax.Array]:
+        def body(_: Any, results: Sequence[jax.Array]) -> Sequence[jax.Array]:
+            # The barrier makes a run's first operand depend on the run before, so XLA can
+            # neither merge the runs nor move one out of the loop.
+            operand, _ = lax.optimization_barrier((first, results))
+            return program(operand, *others)
+
+        return lax.fori_loop(1, repeats, body, program(first, *others))
+
+    return run
+
+
+def _seconds(program: Program, operands: Sequence[jax.Array]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(program(*operands))
+    return time.perf_counter() - start

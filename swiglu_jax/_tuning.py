@@ -1,0 +1,189 @@
+"""Decides between XLA's form and the fused candidates: by measurement where one can be made.
+
+In order: what this process or an earlier one measured on this kind of machine; a measurement
+now, if the GPU that the call is lowered for is here; the table shipped with the package. In a
+program of several processes every process must choose alike, so there only the table counts.
+"""
+
+import functools
+import hashlib
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from swiglu_jax import _table, _timing, _tuning_cache
+from swiglu_jax._candidate import Candidate, StageCall
+from swiglu_jax._config import config
+from swiglu_jax._device import local_gpu_target
+from swiglu_jax._measurement import Measurement
+from swiglu_jax._providers import provider
+
+logger = logging.getLogger("swiglu_jax")
+
+_measured: dict[tuple[StageCall, tuple[Candidate, ...]], Measurement] = {}
+_lock = threading.Lock()
+
+
+def measurement(
+    call: StageCall, candidates: Sequence[Candidate], target: str
+) -> Measurement | None:
+    """Measured times of a call, from memory, from disk or taken now; None where none can be.
+
+    Args:
+        call: the stage call.
+        candidates: what the routes offer for it.
+        target: the GPU architecture that the call is lowered for.
+    """
+    if not _may_measure(call, target):
+        return None
+    key = (call, tuple(candidates))
+    with _lock:
+        if key not in _measured:
+            _measured[key] = _read_or_measure(call, candidates)
+        return _measured[key]
+
+
+def _may_measure(call: StageCall, target: str) -> bool:
+    return (
+        config.tune
+        and None not in (call.m, call.h, call.i)
+        and local_gpu_target() == target
+        and jax.process_count() == 1
+    )
+
+
+def _read_or_measure(call: StageCall, candidates: Sequence[Candidate]) -> Measurement:
+    device = jax.local_devices(backend="cuda")[0]
+    machine = _machine(device)
+    path = _tuning_cache.path_of(config.cache_dir, machine, call)
+    found = _complete(_tuning_cache.read(path), candidates)
+    if found is not None:
+        return found
+    with _tuning_cache.turn(config.cache_dir):
+        # Another process may have measured this call while we waited for our turn on the GPU.
+        found = _complete(_tuning_cache.read(path), candidates)
+        if found is not None:
+            return found
+        logger.info("measuring %s", call)
+        measured = _in_thread(_measure, call, candidates, device)
+        _tuning_cache.write(path, machine, call, measured)
+    return measured
+
+
+def _complete(found: Measurement | None, candidates: Sequence[Candidate]) -> Measurement | None:
+    """``found`` as far as it concerns ``candidates``; None where one of them was not tried."""
+    if found is None:
+        return None
+    tried = {c.kernel for c, _ in found.candidates} | set(found.failed)
+    return found.restricted_to(candidates) if {c.kernel for c in candidates} <= tried else None
+
+
+def _measure(call: StageCall, candidates: Sequence[Candidate], device: Any) -> Measurement:
+    refined = [_refined(candidate, call) for candidate in candidates]
+    return _timing.measure(call, refined, device)
+
+
+def _refined(candidate: Candidate, call: StageCall) -> Candidate:
+    """The candidate with what its own route measures first (cuDNN: which plan)."""
+    refine = getattr(provider(candidate.route), "refine", None)
+    return refine(candidate, call) if refine else candidate
+
+
+def _in_thread(function: Any, *args: Any) -> Any:
+    """Run in a thread of its own.
+
+    The caller may be in the middle of a compilation, whose thread-local state (meshes, default
+    devices, x64) must not reach the trials.
+    """
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, name="swiglu_jax-tuning", daemon=True)
+    thread.start()
+    return future.result()
+
+
+@functools.cache
+def _machine(device: Any) -> dict[str, str]:
+    """All that a measurement depends on besides the call."""
+    return {
+        "device": device.device_kind,
+        "platform": device.client.platform_version,
+        "jaxlib": metadata.version("jaxlib"),
+        "kernels": _digest_of_artifacts(),
+    }
+
+
+def _digest_of_artifacts() -> str:
+    """Changes whenever the native library or a shipped kernel does."""
+    digest = hashlib.sha256()
+    directory = Path(__file__).parent / "lib"
+    for path in sorted(directory.glob("*")):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def decide(
+    call: StageCall, candidates: Sequence[Candidate], target: str, *, fused: bool
+) -> tuple[Candidate | None, dict[str, str]]:
+    """The candidate that serves a call, and why the others do not.
+
+    Args:
+        call: the stage call.
+        candidates: what the routes offer for it; at least one.
+        target: the GPU architecture that the call is lowered for.
+        fused: whether a fused candidate must be taken, XLA's form being out of the question.
+
+    Returns:
+        A candidate, or None for XLA's form; and reasons by route.
+    """
+    measured = measurement(call, candidates, target)
+    if measured is not None:
+        best = measured.best()
+        winner = best[0] if fused and best else measured.preferred()
+        return winner, _measured_reasons(measured, winner)
+    row = _table.lookup(call, candidates, target)
+    if row is not None:
+        ranking = _table.ranked(row, candidates)
+        winner = ranking[0] if fused else _table.preferred(row, candidates)
+        lost = f"the shipped table has XLA's form at {row.xla_us:.1f} us for {row.call}"
+    else:
+        winner = candidates[0] if fused else None
+        lost = (
+            "never measured for this shape, and no row of the shipped table speaks for it; "
+            'implementation="fused" takes it'
+        )
+    if winner is None:
+        return None, {c.route: f"{c.kernel}: {lost}" for c in candidates}
+    return winner, {}
+
+
+def _measured_reasons(measured: Measurement, winner: Candidate | None) -> dict[str, str]:
+    """For each route that lost, how its best kernel compared."""
+    rival = "XLA's form"
+    rival_us = measured.xla_us
+    for candidate, us in measured.candidates:
+        if candidate == winner:
+            rival, rival_us = candidate.kernel, us
+    reasons: dict[str, str] = {}
+    for candidate, us in sorted(measured.candidates, key=lambda timed: timed[1]):
+        if winner is None or candidate.route != winner.route:
+            reasons.setdefault(
+                candidate.route,
+                f"{candidate.kernel} measured {us:.1f} us against {rival_us:.1f} us of {rival}",
+            )
+    for kernel, reason in measured.failed.items():
+        reasons.setdefault(f"{kernel} (trial)", reason)
+    return reasons

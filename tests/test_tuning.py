@@ -1,0 +1,301 @@
+"""Measured choices: who wins, the cache on disk, the shipped table, and the trials themselves."""
+
+import dataclasses
+import json
+import math
+import multiprocessing
+import stat
+from pathlib import Path
+
+import jax
+import pytest
+from support import float64
+
+from swiglu_jax import _config, _routes, _table, _timing, _tuning, _tuning_cache
+from swiglu_jax._candidate import Candidate, Declined, StageCall
+from swiglu_jax._measurement import Measurement
+
+CALL = StageCall("gate_up", ("h",), "OI", "bfloat16", m=256, h=64, i=128)
+TARGET = "sm_90a"
+
+
+def _candidate(kernel: str, route: str = "exported") -> Candidate:
+    return Candidate(route, kernel, f"swiglu_jax_{kernel}", (("kernel", kernel),), ("h",))
+
+
+A, B, C = _candidate("a"), _candidate("b"), _candidate("c", "cudnn")
+
+
+class FakeGpu:
+    """Stands in for the trials: counts them and answers with the times it was told."""
+
+    def __init__(self, times: dict[str, float], xla_us: float = 100.0):
+        self.times, self.xla_us, self.trials = times, xla_us, 0
+
+    def measure(self, call, candidates, device):
+        self.trials += 1
+        tried = [(c, self.times[c.kernel]) for c in candidates if c.kernel in self.times]
+        failed = {c.kernel: "CUDNN_STATUS" for c in candidates if c.kernel not in self.times}
+        return Measurement(self.xla_us, tuple(tried), failed)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch, tmp_path):
+    """Make this machine look like the target, with a cache of its own; returns a set-up."""
+    config = dataclasses.replace(_config.config, cache_dir=tmp_path, tune=True, target=None)
+
+    def start(gpu: FakeGpu, **changes) -> FakeGpu:
+        monkeypatch.setattr(_tuning, "config", dataclasses.replace(config, **changes))
+        monkeypatch.setattr(_tuning, "_measured", {})
+        monkeypatch.setattr(_tuning, "local_gpu_target", lambda: TARGET)
+        monkeypatch.setattr(_tuning, "_machine", lambda device: {"device": "fake"})
+        monkeypatch.setattr(_tuning, "_refined", lambda candidate, call: candidate)
+        monkeypatch.setattr(_timing, "measure", gpu.measure)
+        cpu = jax.local_devices(backend="cpu")
+        monkeypatch.setattr(jax, "local_devices", lambda backend=None: cpu)
+        return gpu
+
+    return start
+
+
+def decide(candidates=(A, B, C), call=CALL, fused=False):
+    return _tuning.decide(call, candidates, TARGET, fused=fused)
+
+
+def test_the_fastest_candidate_serves_and_the_others_say_by_how_much(on_gpu):
+    on_gpu(FakeGpu({"a": 90.0, "b": 80.0, "c": 85.0}))
+    winner, reasons = decide()
+    assert winner == B
+    assert reasons == {"cudnn": "c measured 85.0 us against 80.0 us of b"}
+
+
+@pytest.mark.parametrize("fastest", [99.6, 100.0, 200.0])
+def test_xla_serves_where_nothing_beats_it(on_gpu, fastest):
+    on_gpu(FakeGpu({"a": fastest, "b": 300.0, "c": 300.0}))
+    winner, reasons = decide()
+    assert winner is None
+    assert reasons["exported"] == f"a measured {fastest:.1f} us against 100.0 us of XLA's form"
+    assert "cudnn" in reasons
+
+
+def test_fused_takes_the_fastest_fused_candidate_even_if_xla_is_faster(on_gpu):
+    on_gpu(FakeGpu({"a": 300.0, "b": 200.0, "c": 400.0}))
+    assert decide(fused=True)[0] == B
+
+
+def test_a_failed_trial_is_a_decline_with_its_reason(on_gpu):
+    on_gpu(FakeGpu({"b": 50.0, "c": 60.0}))
+    winner, reasons = decide()
+    assert winner == B
+    assert reasons["a (trial)"] == "CUDNN_STATUS"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_where_every_trial_fails_nothing_is_chosen(on_gpu, fused):
+    on_gpu(FakeGpu({}))
+    winner, reasons = decide(fused=fused)
+    assert winner is None
+    assert {"a (trial)", "b (trial)", "c (trial)"} <= set(reasons)
+
+
+def test_a_call_is_measured_once_in_a_process_and_once_on_a_machine(on_gpu):
+    gpu = FakeGpu({"a": 50.0, "b": 60.0, "c": 70.0})
+    on_gpu(gpu)
+    assert decide()[0] == decide()[0] == A
+    assert gpu.trials == 1
+    on_gpu(gpu)  # a later process: memory is gone, the disk is not
+    assert decide()[0] == A
+    assert gpu.trials == 1
+    decide(call=dataclasses.replace(CALL, m=512))
+    assert gpu.trials == 2
+
+
+def test_a_new_candidate_is_measured_and_a_withdrawn_one_is_not_chosen(on_gpu):
+    gpu = FakeGpu({"a": 50.0, "b": 60.0, "c": 40.0})
+    on_gpu(gpu)
+    decide((A, B))
+    on_gpu(gpu)
+    assert decide((A, B, C))[0] == C
+    assert gpu.trials == 2
+    on_gpu(gpu)
+    assert decide((A,))[0] == A
+    assert gpu.trials == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{", b"[]", b"null", b'{"measurement": 3}', b"\xff\xfe", b'{"measurement": {}}'],
+)
+def test_a_damaged_file_is_a_miss_and_is_replaced(on_gpu, tmp_path, damage):
+    gpu = FakeGpu({"a": 50.0, "b": 60.0, "c": 70.0})
+    on_gpu(gpu)
+    decide()
+    (file,) = (tmp_path / "tuning").glob("*.json")
+    file.write_bytes(damage)
+    on_gpu(gpu)
+    assert decide()[0] == A
+    assert gpu.trials == 2
+    assert json.loads(file.read_text())["measurement"]["xla_us"] == 100.0
+
+
+def test_a_directory_that_cannot_be_written_costs_only_the_next_measurement(on_gpu, tmp_path):
+    gpu = FakeGpu({"a": 50.0, "b": 60.0, "c": 70.0})
+    blocked = tmp_path / "file"
+    blocked.write_text("a file where the cache directory should be")
+    on_gpu(gpu, cache_dir=blocked)
+    assert decide()[0] == A
+    on_gpu(gpu, cache_dir=blocked)
+    assert decide()[0] == A
+    assert gpu.trials == 2
+
+
+def test_files_are_readable_by_others_of_the_same_umask_and_no_temporary_stays(on_gpu, tmp_path):
+    on_gpu(FakeGpu({"a": 50.0, "b": 60.0, "c": 70.0}))
+    decide()
+    (file,) = (tmp_path / "tuning").iterdir()
+    assert file.suffix == ".json"
+    assert file.stat().st_mode & stat.S_IRUSR
+
+
+def _write_many(directory: str, seed: int) -> None:
+    path = Path(directory) / "one.json"
+    for k in range(50):
+        _tuning_cache.write(path, {}, CALL, Measurement(float(seed), ((A, float(k)),)))
+        assert _tuning_cache.read(path) is not None
+
+
+def test_processes_share_a_file_without_ever_reading_half_of_it(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_write_many, args=(str(tmp_path), k)) for k in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+        assert worker.exitcode == 0
+
+
+def test_measurements_survive_json():
+    whole = Measurement(12.5, ((A, 1.0), (C, 2.0)), {"b": "why"})
+    assert Measurement.from_json(json.loads(json.dumps(whole.to_json()))) == whole
+
+
+@pytest.mark.parametrize("reason", ["off", "other gpu", "several processes", "symbolic"])
+def test_without_a_measurement_fused_is_not_preferred(on_gpu, monkeypatch, reason):
+    gpu = FakeGpu({"a": 1.0, "b": 1.0, "c": 1.0})
+    on_gpu(gpu, tune=reason != "off")
+    call = CALL
+    if reason == "other gpu":
+        monkeypatch.setattr(_tuning, "local_gpu_target", lambda: "sm_100a")
+    elif reason == "several processes":
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+    elif reason == "symbolic":
+        call = dataclasses.replace(CALL, m=None)
+    monkeypatch.setattr(_table, "rows", lambda target: ())
+    winner, reasons = decide(call=call)
+    assert winner is None
+    assert "never measured" in reasons["exported"]
+    assert decide(call=call, fused=True)[0] == A
+    assert gpu.trials == 0
+
+
+def _with_rows(monkeypatch, *rows: _table.Row) -> None:
+    monkeypatch.setattr(_table, "rows", lambda target: rows)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.9, 0.6])
+def test_the_table_speaks_for_shapes_near_a_measured_one(on_gpu, monkeypatch, scale):
+    on_gpu(FakeGpu({}), tune=False)
+    _with_rows(monkeypatch, _table.Row(CALL, 100.0, {"b": 90.0, "a": 95.0, "c": 97.0}))
+    near = dataclasses.replace(CALL, m=int(CALL.m * scale))
+    assert decide(call=near)[0] == B
+    assert decide(call=near, fused=True)[0] == B
+    assert decide((A,), call=near)[0] == A
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"m": 2048}, {"h": 512}, {"i": 8}, {"outputs": ("h", "gate")}, {"weight_layout": "IO"}],
+    ids=str,
+)
+def test_the_table_is_silent_about_other_shapes(on_gpu, monkeypatch, change):
+    on_gpu(FakeGpu({}), tune=False)
+    _with_rows(monkeypatch, _table.Row(CALL, 100.0, {"b": 10.0}))
+    assert decide(call=dataclasses.replace(CALL, **change))[0] is None
+
+
+def test_the_table_prefers_a_kernel_only_by_a_margin(on_gpu, monkeypatch):
+    on_gpu(FakeGpu({}), tune=False)
+    _with_rows(monkeypatch, _table.Row(CALL, 100.0, {"b": 99.0}))
+    winner, reasons = decide()
+    assert winner is None
+    assert "the shipped table has XLA's form at 100.0 us" in reasons["exported"]
+
+
+def test_shipped_tables_are_sound():
+    for target in ("sm_90a", "sm_100a"):
+        for row in _table.rows(target):
+            assert row.call.stage in ("gate_up", "down_dswiglu")
+            assert row.xla_us > 0
+            assert all(us > 0 and math.isfinite(us) for us in row.kernels.values())
+
+
+def test_routes_report_what_the_tuner_decided(on_gpu, monkeypatch):
+    on_gpu(FakeGpu({"a": 50.0, "c": 70.0}))
+
+    class Exported:
+        @staticmethod
+        def candidates(call, target):
+            return [A]
+
+    class Cudnn:
+        @staticmethod
+        def candidates(call, target):
+            raise Declined("cuDNN is not installed")
+
+    modules = {"exported": Exported, "cudnn": Cudnn}
+    monkeypatch.setattr(_routes, "provider", lambda route: modules[route])
+    choice = _routes.choose(CALL, None, TARGET)
+    assert choice.candidate == A
+    assert choice.declined == {"cudnn": "cuDNN is not installed"}
+    assert _routes.choose(CALL, "xla", TARGET).candidate is None
+
+
+@pytest.mark.parametrize("outputs", [("h",), ("h", "gate", "up")], ids="+".join)
+def test_trials_time_xla_and_note_a_candidate_that_fails(outputs):
+    call = dataclasses.replace(CALL, outputs=outputs, dtype="float32")
+    measured = _timing.measure(call, [A], jax.devices("cpu")[0])
+    assert measured.xla_us > 0
+    assert measured.candidates == ()
+    assert A.ffi_target in measured.failed["a"]
+
+
+def test_trials_of_the_backward_stage_have_its_operands():
+    call = dataclasses.replace(CALL, stage="down_dswiglu", outputs=("dup",), dtype="float32")
+    assert len(_timing.operands_of(call, 8)) == 3
+    call = dataclasses.replace(call, outputs=("dgate", "dup"))
+    shapes = [a.shape for a in _timing.operands_of(call, 8)]
+    assert shapes == [(8, 64), (64, 128), (8, 128), (8, 128)]
+    assert _timing.measure(call, [], jax.devices("cpu")[0]).xla_us > 0
+
+
+def test_each_repetition_really_runs():
+    """The dependency between repetitions keeps XLA from running the stage only once."""
+    runs = []
+
+    def program(a):
+        jax.debug.callback(lambda: runs.append(1), ordered=False)
+        return [a * 2]
+
+    (result,) = jax.block_until_ready(_timing._repeated(program, 5)(jax.numpy.ones(4)))
+    jax.effects_barrier()
+    assert len(runs) == 5
+    assert float64(result).tolist() == [2.0] * 4
+
+
+def test_timing_memory_is_capped():
+    large = dataclasses.replace(CALL, m=1 << 20, h=8192, i=28672)
+    rows = _timing.timed_rows(large)
+    assert rows < large.m
+    taken = 2 * (3 * large.h * large.i + rows * (large.h + 6 * large.i))
+    assert taken <= _timing.MEMORY_CAP < 3 * taken
+    assert _timing.timed_rows(CALL) == CALL.m
