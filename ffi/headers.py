@@ -14,6 +14,8 @@ PACKAGES = {
     "CUDNN_FRONTEND": ("nvidia-cudnn-frontend", "cudnn_frontend.h"),
     "CUDNN": ("nvidia-cudnn-cu13", "cudnn_graph.h"),
     "CUDA_RUNTIME": ("nvidia-cuda-runtime", "cuda.h"),
+    "CUDA_CRT": ("nvidia-cuda-crt", "crt/host_defines.h"),
+    "CUDA_CCCL": ("nvidia-cuda-cccl", "nv/target"),
     "CUDA_NVRTC": ("nvidia-cuda-nvrtc", "nvrtc.h"),
     "TVM_FFI": ("apache-tvm-ffi", "tvm/ffi/c_api.h"),
     "DLPACK": ("apache-tvm-ffi", "dlpack/dlpack.h"),
