@@ -38,7 +38,7 @@ class Defaults:
 
 
 DEFAULTS = {
-    "cpu": Defaults(600, 8, 128, layers=4, width=128, hidden=384, dtype="float32"),
+    "cpu": Defaults(500, 8, 128, layers=4, width=128, hidden=384, dtype="float32"),
     "gpu": Defaults(3000, 32, 512, layers=8, width=512, hidden=1536, dtype="bfloat16"),
 }
 

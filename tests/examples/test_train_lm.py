@@ -10,20 +10,7 @@ import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL = [
-    "--batch",
-    "8",
-    "--length",
-    "64",
-    "--layers",
-    "2",
-    "--width",
-    "64",
-    "--hidden",
-    "96",
-    "--seed",
-    "3",
-]
+SMALL = ["--batch=8", "--length=64", "--layers=2", "--width=64", "--hidden=96", "--seed=3"]
 
 
 def run(out: Path, *arguments: str, platform: str = "cpu") -> subprocess.CompletedProcess[str]:
