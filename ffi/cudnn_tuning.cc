@@ -1,0 +1,192 @@
+#include "ffi/cudnn_tuning.h"
+
+#include <algorithm>
+#include <random>
+
+#include "ffi/cudnn_pool.h"
+#include "ffi/driver.h"
+#include "ffi/refused.h"
+
+namespace swiglu_jax::cudnn {
+namespace {
+
+constexpr int kRounds = 9;
+// A sample lasts about this long: many runs of a short kernel, one of a long one.
+constexpr double kSampleUs = 1000.0;
+constexpr int kMostRuns = 50;
+// A plan whose single run takes this many times the best one's is not timed further.
+constexpr double kHopeless = 1.5;
+
+class Stream {
+ public:
+  Stream() {
+    driver::check(SWIGLU_JAX_CU(cuStreamCreate)(&stream_, CU_STREAM_NON_BLOCKING),
+                  "cuStreamCreate");
+    for (CUevent& event : events_) {
+      driver::check(SWIGLU_JAX_CU(cuEventCreate)(&event, CU_EVENT_DEFAULT), "cuEventCreate");
+    }
+  }
+  ~Stream() {
+    for (CUevent event : events_) SWIGLU_JAX_CU(cuEventDestroy)(event);
+    SWIGLU_JAX_CU(cuStreamDestroy)(stream_);
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  CUstream get() const { return stream_; }
+
+  // Microseconds on the GPU of whatever `enqueue` enqueues.
+  template <typename Enqueue>
+  double time(const Enqueue& enqueue) {
+    driver::check(SWIGLU_JAX_CU(cuEventRecord)(events_[0], stream_), "cuEventRecord");
+    enqueue();
+    driver::check(SWIGLU_JAX_CU(cuEventRecord)(events_[1], stream_), "cuEventRecord");
+    driver::check(SWIGLU_JAX_CU(cuEventSynchronize)(events_[1]), "cuEventSynchronize");
+    float ms = 0;
+    driver::check(SWIGLU_JAX_CU(cuEventElapsedTime)(&ms, events_[0], events_[1]),
+                  "cuEventElapsedTime");
+    return 1e3 * ms;
+  }
+
+ private:
+  CUstream stream_ = nullptr;
+  CUevent events_[2] = {nullptr, nullptr};
+};
+
+// One allocation that holds every operand and result, filled with noise: a GPU's clocks depend on
+// the bits that flip, so zeros would flatter.
+class Scratch {
+ public:
+  Scratch(const GraphSpec& spec, CUstream stream) {
+    std::vector<int64_t> offsets;
+    int64_t total = 0;
+    for (int64_t bytes : spec.buffer_bytes()) {
+      offsets.push_back(total);
+      total += (bytes + 255) / 256 * 256;
+    }
+    const CUresult status = SWIGLU_JAX_CU(cuMemAlloc)(&base_, static_cast<size_t>(total));
+    if (status != CUDA_SUCCESS) {
+      throw Refused("no room for the " + std::to_string(total >> 20) +
+                    " MiB that timing cuDNN's plans takes: " + driver::describe(status));
+    }
+    for (int64_t offset : offsets) {
+      buffers_.push_back(reinterpret_cast<void*>(base_ + static_cast<CUdeviceptr>(offset)));
+    }
+    fill(spec.dtype, static_cast<size_t>(total), stream);
+  }
+  ~Scratch() { SWIGLU_JAX_CU(cuMemFree)(base_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  void* const* buffers() const { return buffers_.data(); }
+
+ private:
+  void fill(Dtype dtype, size_t total, CUstream stream) {
+    // Random signs and mantissas, magnitudes from 2^-7 to 1.
+    const int mantissa = dtype == Dtype::kBf16 ? 7 : 10;
+    const unsigned one = dtype == Dtype::kBf16 ? 127 : 15;
+    std::minstd_rand random(1);
+    std::vector<uint16_t> noise(size_t{1} << 19);
+    for (uint16_t& x : noise) {
+      const unsigned bits = random();
+      const unsigned exponent = one - 1 - (bits >> 16) % 7;
+      x = static_cast<uint16_t>((bits & 1) << 15 | exponent << mantissa |
+                                (bits >> 1 & ((1u << mantissa) - 1)));
+    }
+    size_t done = std::min(total, noise.size() * sizeof(noise[0]));
+    driver::check(SWIGLU_JAX_CU(cuMemcpyHtoDAsync)(base_, noise.data(), done, stream),
+                  "cuMemcpyHtoDAsync");
+    driver::check(SWIGLU_JAX_CU(cuStreamSynchronize)(stream), "cuStreamSynchronize");
+    while (done < total) {
+      const size_t more = std::min(done, total - done);
+      driver::check(SWIGLU_JAX_CU(cuMemcpyDtoDAsync)(base_ + done, base_, more, stream),
+                    "cuMemcpyDtoDAsync");
+      done += more;
+    }
+  }
+
+  CUdeviceptr base_ = 0;
+  std::vector<void*> buffers_;
+};
+
+int64_t total_bytes(const GraphSpec& spec) {
+  int64_t total = 0;
+  for (int64_t bytes : spec.buffer_bytes()) total += bytes;
+  return total;
+}
+
+}  // namespace
+
+const Trial& Tuning::fastest() const {
+  const Trial* best = nullptr;
+  std::string reasons;
+  for (const Trial& trial : trials) {
+    if (!trial.refusal.empty()) {
+      reasons += "; " + trial.tag + ": " + trial.refusal;
+    } else if (best == nullptr || trial.us < best->us) {
+      best = &trial;
+    }
+  }
+  if (best == nullptr) throw Refused("every plan of cuDNN was passed over" + reasons);
+  return *best;
+}
+
+Tuning tune(const GraphSpec& asked, const Device& device, const TuningLimits& limits) {
+  GraphSpec spec = asked;
+  while (spec.m > 1 && total_bytes(spec) > limits.memory) spec.m = (spec.m + 1) / 2;
+
+  const std::unique_ptr<Plans> plans = Plans::heuristic(spec, device);
+  Stream stream;
+  const Scratch scratch(spec, stream.get());
+  const auto run = [&](size_t index, int times) {
+    for (int n = 0; n < times; ++n) plans->run(index, stream.get(), scratch.buffers(), nullptr);
+  };
+
+  Tuning tuning;
+  tuning.rows = spec.m;
+  double best = 0;
+  for (size_t index = 0; index < plans->size(); ++index) {
+    Trial trial;
+    trial.name = plans->entry(index).name;
+    trial.tag = plans->entry(index).tag;
+    if (index >= limits.plans) {
+      trial.refusal = "beyond the first " + std::to_string(limits.plans) + " plans";
+    } else if (!plans->build(index, kWorkspaceCap)) {
+      trial.refusal = plans->entry(index).refusal;
+    } else {
+      try {
+        run(index, 1);
+        trial.us = stream.time([&] { run(index, 1); });
+        if (best == 0 || trial.us < best) best = trial.us;
+      } catch (const Refused& refused) {
+        trial.refusal = refused.what();
+      }
+    }
+    tuning.trials.push_back(std::move(trial));
+  }
+
+  std::vector<std::vector<double>> samples(plans->size());
+  for (size_t index = 0; index < plans->size(); ++index) {
+    Trial& trial = tuning.trials[index];
+    if (trial.refusal.empty() && trial.us > kHopeless * best) {
+      trial.refusal = "slower than the best";
+    }
+  }
+  const int times = std::clamp(static_cast<int>(kSampleUs / std::max(best, 1.0)), 1, kMostRuns);
+  // In turns, so that a change of the GPU's clocks meets all alike.
+  for (int round = 0; round < kRounds; ++round) {
+    for (size_t index = 0; index < plans->size(); ++index) {
+      if (!tuning.trials[index].refusal.empty()) continue;
+      samples[index].push_back(stream.time([&] { run(index, times); }) / times);
+    }
+  }
+  for (size_t index = 0; index < plans->size(); ++index) {
+    std::vector<double>& taken = samples[index];
+    if (taken.empty()) continue;
+    std::nth_element(taken.begin(), taken.begin() + kRounds / 2, taken.end());
+    tuning.trials[index].us = taken[kRounds / 2];
+  }
+  return tuning;
+}
+
+}  // namespace swiglu_jax::cudnn
