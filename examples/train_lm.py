@@ -1,4 +1,4 @@
-"""Train a byte-level transformer language model whose MLPs are `swiglu_jax.swiglu_mlp`.
+"""Train a byte-level transformer language model whose MLPs are `swiglu_jax.flax.nnx.SwiGLUMLP`.
 
     python examples/train_lm.py                          # sizes that suit the machine
     python examples/train_lm.py --steps 50 --implementation xla

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from swiglu_jax import swiglu_mlp
+from swiglu_jax.flax.nnx import SwiGLUMLP
 
 _ROTARY_BASE = 10_000.0
 
@@ -23,25 +23,6 @@ class ModelConfig:
     heads: int
     dtype: DTypeLike
     implementation: str | None = None
-
-
-class SwiGLUMLP(nnx.Module):
-    """`swiglu_mlp` over kernels in Flax's own [in, out] layout."""
-
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        init = nnx.initializers.lecun_normal()
-        up = (config.width, config.hidden)
-        self.gate = nnx.Param(init(rngs.params(), up))
-        self.up = nnx.Param(init(rngs.params(), up))
-        self.down = nnx.Param(init(rngs.params(), up[::-1]))
-        self.config = config
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Map x `[..., width]` to the same shape."""
-        kernels = (k[...].astype(x.dtype) for k in (self.gate, self.up, self.down))
-        return swiglu_mlp(
-            x, *kernels, weight_layout="IO", implementation=self.config.implementation
-        )
 
 
 class Attention(nnx.Module):
@@ -70,7 +51,13 @@ class Block(nnx.Module):
         self.attention_norm = nnx.RMSNorm(config.width, dtype=config.dtype, rngs=rngs)
         self.attention = Attention(config, rngs)
         self.mlp_norm = nnx.RMSNorm(config.width, dtype=config.dtype, rngs=rngs)
-        self.mlp = SwiGLUMLP(config, rngs)
+        self.mlp = SwiGLUMLP(
+            config.width,
+            config.hidden,
+            dtype=config.dtype,
+            implementation=config.implementation,
+            rngs=rngs,
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map x `[batch, length, width]` to the same shape."""
