@@ -6,18 +6,17 @@ program of several processes every process must choose alike, so there only the 
 """
 
 import functools
-import hashlib
 import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from swiglu_jax import _table, _timing, _tuning_cache
+from swiglu_jax._artifacts import digest_of_artifacts
 from swiglu_jax._candidate import Candidate, StageCall
 from swiglu_jax._config import config
 from swiglu_jax._device import local_gpu_target
@@ -121,18 +120,8 @@ def _machine(device: Any) -> dict[str, str]:
         "device": device.device_kind,
         "platform": device.client.platform_version,
         "jaxlib": metadata.version("jaxlib"),
-        "kernels": _digest_of_artifacts(),
+        "kernels": digest_of_artifacts(),
     }
-
-
-def _digest_of_artifacts() -> str:
-    """Changes whenever the native library or a shipped kernel does."""
-    digest = hashlib.sha256()
-    directory = Path(__file__).parent / "lib"
-    for path in sorted(directory.glob("*")):
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def decide(

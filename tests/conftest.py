@@ -38,3 +38,28 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     seed = int(os.environ.get("SWIGLU_JAX_TEST_SEED") or secrets.randbits(32))
     request.node.add_report_section("setup", "seed", f"SWIGLU_JAX_TEST_SEED={seed}")
     return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="module")
+def fused_cpu_module():
+    """The fused lowering on the CPU, for as long as a module's tests run (cpu_fused.py)."""
+    from cpu_fused import fused_on_cpu  # noqa: PLC0415 (compiles and registers handlers)
+
+    with pytest.MonkeyPatch.context() as patch, fused_on_cpu(patch) as fused:
+        yield fused
+
+
+@pytest.fixture
+def fused_cpu(fused_cpu_module):
+    """The same for one test: every call served, and no calls on record yet."""
+    fused_cpu_module.__init__()
+    fused_cpu_module.take_calls()
+    return fused_cpu_module
+
+
+@pytest.fixture(params=["xla", "fused"])
+def implementation(request: pytest.FixtureRequest) -> str:
+    """Both ways of running a stage; "fused" through handlers on the CPU."""
+    if request.param == "fused":
+        request.getfixturevalue("fused_cpu")
+    return request.param

@@ -1,12 +1,17 @@
-"""vmap over a stage: one more leading axis, more columns, or a loop, in this order."""
+"""vmap over a stage: one more leading axis, more columns, or an axis over weights.
 
+Neither of the first two is new to a kernel: more rows, or a wider weight, in one call. Weights
+that differ from call to call stay one equation with ``StageParams.batched``, so that its lowering
+decides: a batched GEMM where XLA serves, a loop of fused calls where a kernel does.
+"""
+
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.interpreters import batching
 
 from swiglu_jax._stages._params import StageParams
@@ -15,11 +20,29 @@ from swiglu_jax._stages._stage import Stage
 
 def register(stage: Stage) -> None:
     """Register the stage's batching rule."""
-    batching.primitive_batchers[stage.primitive] = functools.partial(_RULES[stage.name], stage)
+    batching.primitive_batchers[stage.primitive] = functools.partial(_rule, stage)
 
 
-def _size(operands: Sequence[Any], dims: Sequence[int | None]) -> int:
-    return next(a.shape[d] for a, d in zip(operands, dims, strict=True) if d is not None)
+def _rule(
+    stage: Stage, operands: Sequence[Any], dims: Sequence[int | None], *, params: StageParams
+) -> tuple[list[jax.Array], list[int]]:
+    letters = stage.letters(params.weight_layout)[: len(operands)]
+    has_rows = ["l" in names for names in letters]
+    mapped = [d is not None for d in dims]
+    if mapped == has_rows:
+        # The new axis is one more leading axis, behind the axis over weights if there is one.
+        at = [int(bool(params.batched) and b) for b in params.batched or mapped]
+        moved = [
+            jnp.moveaxis(a, d, k) if d is not None else a
+            for a, d, k in zip(operands, dims, at, strict=True)
+        ]
+        results = stage.primitive.bind(*moved, params=params)
+        axis = int(bool(params.batched))
+    elif _more_columns(params, mapped, has_rows):
+        results, axis = _fold(stage, operands, dims, params)
+    else:
+        results, axis = _over_weights(stage, operands, dims, params)
+    return results, [axis if axis >= 0 else r.ndim + axis for r in results]
 
 
 def _in_front(a: jax.Array, dim: int | None, size: int) -> jax.Array:
@@ -28,57 +51,55 @@ def _in_front(a: jax.Array, dim: int | None, size: int) -> jax.Array:
     return jnp.moveaxis(a, dim, 0)
 
 
-def _loop(
+def _size(operands: Sequence[Any], dims: Sequence[int | None]) -> int:
+    return next(a.shape[d] for a, d in zip(operands, dims, strict=True) if d is not None)
+
+
+def _more_columns(params: StageParams, mapped: list[bool], has_rows: list[bool]) -> bool:
+    """Whether only the forward's weights are mapped, and folding them into one copies nothing."""
+    only_weights = not any(m and r for m, r in zip(mapped, has_rows, strict=True))
+    one_row_operand = sum(has_rows) == 1
+    return only_weights and one_row_operand and params.weight_layout == "OI" and not params.batched
+
+
+def _fold(
     stage: Stage, operands: Sequence[Any], dims: Sequence[int | None], params: StageParams
-) -> tuple[list[jax.Array], list[int]]:
-    """One call an element, for batched activations against batched weights."""
-    batched = [jnp.moveaxis(a, d, 0) for a, d in zip(operands, dims, strict=True) if d is not None]
-
-    def one(elements: Sequence[jax.Array]) -> list[jax.Array]:
-        element = iter(elements)
-        full = [a if d is None else next(element) for a, d in zip(operands, dims, strict=True)]
-        return stage.primitive.bind(*full, params=params)
-
-    results = lax.map(one, batched)
-    return results, [0] * len(results)
-
-
-def _gate_up(
-    stage: Stage, operands: Sequence[Any], dims: Sequence[int | None], *, params: StageParams
-) -> tuple[list[jax.Array], list[int]]:
-    x, w_gate, w_up = operands
-    x_dim, gate_dim, up_dim = dims
-    if x_dim is not None and gate_dim is None and up_dim is None:
-        results = stage.primitive.bind(jnp.moveaxis(x, x_dim, 0), w_gate, w_up, params=params)
-        return results, [0] * len(results)
-    if x_dim is not None:
-        return _loop(stage, operands, dims, params)
+) -> tuple[list[jax.Array], int]:
+    """A batch of weights [size, I, H] as one weight [size * I, H]."""
     size = _size(operands, dims)
-
-    def fold(w: jax.Array, dim: int | None) -> jax.Array:
-        """A batch of weights as one weight with size * I columns ("IO" needs a copy)."""
-        w = _in_front(w, dim, size)
-        if params.weight_layout == "OI":
-            return w.reshape(-1, w.shape[-1])
-        return jnp.moveaxis(w, 0, 1).reshape(w.shape[1], -1)
-
-    results = stage.primitive.bind(x, fold(w_gate, gate_dim), fold(w_up, up_dim), params=params)
-    results = [r.reshape(*r.shape[:-1], size, -1) for r in results]
-    return results, [r.ndim - 2 for r in results]
+    x, *weights = operands
+    stacked = [_in_front(w, d, size) for w, d in zip(weights, dims[1:], strict=True)]
+    wide = [w.reshape(-1, w.shape[-1]) for w in stacked]
+    results = stage.primitive.bind(x, *wide, params=params)
+    return [r.reshape(*r.shape[:-1], size, -1) for r in results], -2
 
 
-def _down_dswiglu(
-    stage: Stage, operands: Sequence[Any], dims: Sequence[int | None], *, params: StageParams
-) -> tuple[list[jax.Array], list[int]]:
-    if dims[1] is not None:
-        return _loop(stage, operands, dims, params)
-    size = _size(operands, dims)
-    stacked = [
-        a if k == 1 else _in_front(a, d, size)
-        for k, (a, d) in enumerate(zip(operands, dims, strict=True))
-    ]
-    results = stage.primitive.bind(*stacked, params=params)
-    return results, [0] * len(results)
+def _over_weights(
+    stage: Stage, operands: Sequence[Any], dims: Sequence[int | None], params: StageParams
+) -> tuple[list[jax.Array], int]:
+    """The mapped axis becomes the axis over weights, or merges with the one that is there."""
+    if not params.batched:
+        moved = [
+            jnp.moveaxis(a, d, 0) if d is not None else a
+            for a, d in zip(operands, dims, strict=True)
+        ]
+        params = dataclasses.replace(params, batched=tuple(d is not None for d in dims))
+        return stage.primitive.bind(*moved, params=params), 0
 
-
-_RULES = {"gate_up": _gate_up, "down_dswiglu": _down_dswiglu}
+    outer = _size(operands, dims)
+    inner = next(
+        a.shape[int(d == 0)] for a, d, b in zip(operands, dims, params.batched, strict=True) if b
+    )
+    merged, batched = [], []
+    for a, d, b in zip(operands, dims, params.batched, strict=True):
+        if d is None and not b:
+            merged.append(a)
+        else:
+            a = _in_front(a, d, outer)
+            if not b:
+                a = jnp.broadcast_to(a[:, None], (outer, inner, *a.shape[1:]))
+            merged.append(a.reshape(outer * inner, *a.shape[2:]))
+        batched.append(d is not None or b)
+    params = dataclasses.replace(params, batched=tuple(batched))
+    results = stage.primitive.bind(*merged, params=params)
+    return [r.reshape(outer, inner, *r.shape[1:]) for r in results], 0

@@ -5,6 +5,7 @@ import functools
 from typing import Any
 
 from swiglu_jax._compat import register_dce_rule
+from swiglu_jax._stages._params import StageParams
 from swiglu_jax._stages._stage import Stage
 
 
@@ -23,6 +24,12 @@ def _rule(stage: Stage, used: list[bool], eqn: Any) -> tuple[list[bool], Any]:
     eqn = eqn.replace(
         invars=[v for v, k in zip(eqn.invars, keep, strict=True) if k],
         outvars=[v for v, use in zip(eqn.outvars, used, strict=True) if use],
-        params={"params": dataclasses.replace(params, outputs=outputs)},
+        params={"params": asking_for(params, outputs, keep)},
     )
     return keep, eqn
+
+
+def asking_for(params: StageParams, outputs: tuple[str, ...], keep: list[bool]) -> StageParams:
+    """The same stage with other outputs, of the operands that ``keep`` leaves it."""
+    batched = tuple(b for b, k in zip(params.batched, keep, strict=False) if k)
+    return dataclasses.replace(params, outputs=outputs, batched=batched)

@@ -1,29 +1,24 @@
-"""Lowering of a stage: one custom call where a fused candidate serves it, else its XLA form."""
+"""Lowering of a stage: fused calls where a candidate serves it, else its XLA form."""
 
 import functools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from jax import ffi
-from jax.core import ShapedArray
 from jax.interpreters import mlir
 
 from swiglu_jax import _routes
-from swiglu_jax._candidate import Candidate
+from swiglu_jax._compat import left_to_partitioner
+from swiglu_jax._stages import _partitioning
 from swiglu_jax._stages._params import StageParams
+from swiglu_jax._stages._program import program
 from swiglu_jax._stages._stage import Stage
 
 
 def register(stage: Stage) -> None:
     """Register the stage's lowerings: CUDA asks for a route, every other platform is XLA's."""
     mlir.register_lowering(stage.primitive, functools.partial(_lower_elsewhere, stage))
-    mlir.register_lowering(stage.primitive, functools.partial(_lower_cuda, stage), platform="cuda")
-
-
-def _xla_form(stage: Stage, ctx: Any, operands: Sequence[Any], params: StageParams) -> Any:
-    form = functools.partial(stage.form, params=params)
-    return mlir.lower_fun(form, multiple_results=True)(ctx, *operands)
+    cuda = functools.partial(lower_fused, stage, platform="cuda")
+    mlir.register_lowering(stage.primitive, cuda, platform="cuda")
 
 
 def _lower_elsewhere(stage: Stage, ctx: Any, *operands: Any, params: StageParams) -> Any:
@@ -33,22 +28,22 @@ def _lower_elsewhere(stage: Stage, ctx: Any, *operands: Any, params: StageParams
     return _xla_form(stage, ctx, operands, params)
 
 
-def _lower_cuda(stage: Stage, ctx: Any, *operands: Any, params: StageParams) -> Any:
-    choice = _routes.choose(stage.call(ctx.avals_in, params), params.implementation)
-    if choice.candidate is None:
+def _xla_form(stage: Stage, ctx: Any, operands: Sequence[Any], params: StageParams) -> Any:
+    form = functools.partial(stage.evaluate, params=params)
+    return mlir.lower_fun(form, multiple_results=True)(ctx, *operands)
+
+
+def lower_fused(stage: Stage, ctx: Any, *operands: Any, params: StageParams, platform: str) -> Any:
+    """Lower for a platform that has fused routes: "cuda", and in tests a CPU that poses as one.
+
+    The route is chosen for the shapes that one device sees: at once where those are known, and
+    by the partitioner's callback where XLA still has to divide the program among devices.
+    """
+    if params.implementation != "xla" and left_to_partitioner(ctx):
+        if _partitioning.can_partition(stage, ctx.avals_in, params):
+            return _partitioning.lower(stage, ctx, operands, params, platform)
         return _xla_form(stage, ctx, operands, params)
-    return custom_call(ctx, choice.candidate, operands, params)
-
-
-def custom_call(
-    ctx: Any, candidate: Candidate, operands: Sequence[Any], params: StageParams
-) -> list[Any]:
-    """The candidate as one ``stablehlo.custom_call``; its values for the asked outputs."""
-    results = [ctx.avals_out[0]] * len(candidate.outputs)
-    if candidate.scratch_bytes:
-        results.append(ShapedArray((candidate.scratch_bytes,), np.dtype(np.uint8)))
-    attributes = {k: np.int64(v) if isinstance(v, int) else v for k, v in candidate.attributes}
-    call_ctx = ctx.replace(primitive=None, avals_out=results)
-    values = ffi.ffi_lowering(candidate.ffi_target)(call_ctx, *operands, **attributes)
-    by_name = dict(zip(candidate.outputs, values, strict=False))
-    return [by_name[name] for name in params.outputs]
+    run, fused = program(stage, ctx.avals_in, params, platform)
+    if not fused:
+        return _xla_form(stage, ctx, operands, params)
+    return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)

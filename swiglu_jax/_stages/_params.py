@@ -15,3 +15,6 @@ class StageParams:
     """None (best route), "xla" or "fused"."""
     precision: str | None = None
     """``jax.default_matmul_precision`` at the call: lowering happens after its context is gone."""
+    batched: tuple[bool, ...] = ()
+    """Which operands carry a leading axis that runs over calls with weights of their own (vmap
+    over weights); every result then has that axis in front. Empty where there is none."""

@@ -9,7 +9,7 @@ from jax.extend import core
 from jax.interpreters import ad
 
 from swiglu_jax._compat import jit_disabled
-from swiglu_jax._stages import _batching, _dce, _lowering
+from swiglu_jax._stages import _batching, _dce, _lowering, _partitioning, _remat
 from swiglu_jax._stages._params import StageParams
 from swiglu_jax._stages._stage import Stage
 
@@ -22,7 +22,9 @@ def define(stage: Stage) -> Stage:
     primitive.def_abstract_eval(functools.partial(_abstract, stage))
     ad.primitive_jvps[primitive] = functools.partial(_jvp, stage)
     _lowering.register(stage)
+    _partitioning.register(stage)
     _dce.register(stage)
+    _remat.register(stage)
     _batching.register(stage)
     return stage
 
@@ -34,14 +36,14 @@ def _compiled(primitive: core.Primitive, params: StageParams) -> Any:
 
 def _evaluate(stage: Stage, *operands: jax.Array, params: StageParams) -> Sequence[jax.Array]:
     if jit_disabled():  # jit would come back here
-        return stage.form(*operands, params=params)
+        return stage.evaluate(*operands, params=params)
     return _compiled(stage.primitive, params)(*operands)
 
 
 def _abstract(stage: Stage, *avals: Any, params: StageParams) -> list[Any]:
     # Tracing the form gives shapes and also shardings on explicit meshes and varying manual
     # axes; it is not cached by avals alone, since the mesh in context has a say too.
-    form = functools.partial(stage.form, params=params)
+    form = functools.partial(stage.evaluate, params=params)
     return [aval.update(weak_type=False) for aval in jax.make_jaxpr(form)(*avals).out_avals]
 
 
@@ -49,7 +51,7 @@ def _jvp(
     stage: Stage, primals: Sequence[Any], tangents: Sequence[Any], *, params: StageParams
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     # Reached by derivatives beyond the first only: custom_vjp serves the first.
-    form = functools.partial(stage.derivative_form, params=params)
+    form = functools.partial(stage.evaluate, params=params, derivative=True)
     tangents = [ad.instantiate_zeros(t) for t in tangents]
     results = stage.primitive.bind(*primals, params=params)
     _, tangents_out = jax.jvp(form, tuple(primals), tuple(tangents))

@@ -1,5 +1,7 @@
 """What a stage is: names, form and operands, and how to read a call off abstract values."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,17 +42,30 @@ class Stage:
         results = self.primitive.bind(*used, params=params)
         return dict(zip(params.outputs, results, strict=True))
 
+    def evaluate(
+        self, *operands: jax.Array, params: StageParams, derivative: bool = False
+    ) -> list[jax.Array]:
+        """The XLA form of these operands, or the form whose JVP is the stage's."""
+        form = self.derivative_form if derivative else self.form
+        if not params.batched:
+            return form(*operands, params=params)
+        one = functools.partial(form, params=dataclasses.replace(params, batched=()))
+        return jax.vmap(one, in_axes=tuple(0 if b else None for b in params.batched))(*operands)
+
     def call(self, avals: Sequence[Any], params: StageParams) -> StageCall:
-        """The call that these operands (avals or arrays, as bound) make."""
+        """The call that these operands (avals or arrays, as bound) make.
+
+        With ``params.batched``, one of the equal calls that they make.
+        """
+        shapes = [tuple(a.shape) for a in avals]
+        if params.batched:
+            shapes = [s[1:] if b else s for s, b in zip(shapes, params.batched, strict=True)]
         sizes: dict[str, Any] = {"l": 1}
-        letters = self.letters(params.weight_layout)
-        for aval, names in zip(avals, letters, strict=False):
+        for shape, names in zip(shapes, self.letters(params.weight_layout), strict=False):
             trailing = len(names) - names.count("l")
-            for size, name in zip(
-                aval.shape[len(aval.shape) - trailing :], names[-trailing:], strict=True
-            ):
+            for size, name in zip(shape[len(shape) - trailing :], names[-trailing:], strict=True):
                 sizes[name] = size
-        for size in avals[0].shape[:-1]:
+        for size in shapes[0][:-1]:
             sizes["l"] *= size
         return StageCall(
             stage=self.name,

@@ -1,0 +1,69 @@
+"""A stage at one local shape as a function of arrays: fused calls, or its XLA form."""
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from swiglu_jax import _routes
+from swiglu_jax._candidate import Candidate
+from swiglu_jax._stages._params import StageParams
+from swiglu_jax._stages._stage import Stage
+
+
+def program(
+    stage: Stage, avals: Sequence[Any], params: StageParams, platform: str
+) -> tuple[Callable[..., Sequence[jax.Array]], bool]:
+    """What serves the stage at the shapes of ``avals``, and whether that is fused.
+
+    Args:
+        stage: which stage.
+        avals: its operands, of the shapes that one device sees.
+        params: how it is asked to run.
+        platform: the platform that it is lowered for.
+
+    Raises:
+        NotImplementedError: implementation="fused" and every candidate declined.
+    """
+    choice = _routes.choose(stage.call(avals, params), params.implementation)
+    if choice.candidate is None:
+        return functools.partial(stage.evaluate, params=params), False
+    if platform == "cuda":
+        # Only here: a program that never fuses needs no native library.
+        importlib.import_module("swiglu_jax._native").register()
+    return functools.partial(_fused, stage, choice.candidate, params), True
+
+
+def _fused(
+    stage: Stage, candidate: Candidate, params: StageParams, *operands: jax.Array
+) -> Sequence[jax.Array]:
+    if not params.batched:
+        return _call(stage, candidate, params, operands)
+    mapped = [a for a, b in zip(operands, params.batched, strict=True) if b]
+
+    def one(elements: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        element = iter(elements)
+        full = [next(element) if b else a for a, b in zip(operands, params.batched, strict=True)]
+        return _call(stage, candidate, params, full)
+
+    return lax.map(one, mapped)
+
+
+def _call(
+    stage: Stage, candidate: Candidate, params: StageParams, operands: Sequence[jax.Array]
+) -> Sequence[jax.Array]:
+    """The candidate as one custom call; its values for the asked outputs."""
+    rows, weight = operands[:2]
+    hidden = weight.shape[stage.letters(params.weight_layout)[1].index("i")]
+    result = jax.ShapeDtypeStruct((*rows.shape[:-1], hidden), rows.dtype)
+    results = [result] * len(candidate.outputs)
+    if candidate.scratch_bytes:
+        results.append(jax.ShapeDtypeStruct((candidate.scratch_bytes,), np.uint8))
+    attributes = {k: np.int64(v) if isinstance(v, int) else v for k, v in candidate.attributes}
+    values = jax.ffi.ffi_call(candidate.ffi_target, results)(*operands, **attributes)
+    by_name = dict(zip(candidate.outputs, values, strict=False))
+    return [by_name[name] for name in params.outputs]
