@@ -78,8 +78,9 @@ class FusedCpu:
         self.asked: list[StageCall] = []
         """Calls that the route was asked about, since the last ``forget``."""
 
-    def take_calls(self) -> list[Call]:
-        """The handlers' calls since the last time, sorted."""
+    def take_calls(self, *results: Any) -> list[Call]:
+        """The handlers' calls since the last time, sorted, once ``results`` are there."""
+        jax.block_until_ready(results)
         lib = library()
         size = lib.test_take_calls(None, -1)
         buffer = ctypes.create_string_buffer(max(size, 1))

@@ -1,0 +1,199 @@
+"""vmap: any subset of operands and axes, nested, of gradients and under gradients."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support import ARGUMENTS, BOUNDS, LAYOUTS, check, float64, plain, problem, reference
+
+from swiglu_jax import swiglu_mlp
+
+SIZE, ROWS, WIDTH, HIDDEN = 3, 5, 8, 12
+SUBSETS = [s for k in range(1, 5) for s in itertools.combinations(range(4), k)]
+BOUND = 10 * BOUNDS["float32"]
+
+
+def _stacked(rng, subset, layout="OI", size=SIZE, lead=(ROWS,)):
+    """A problem whose operands in ``subset`` have a leading axis of ``size``."""
+    one = problem(rng, lead, WIDTH, HIDDEN, layout=layout)
+    several = [problem(rng, lead, WIDTH, HIDDEN, layout=layout) for _ in range(size)]
+    return [jnp.stack([p[k] for p in several]) if k in subset else a for k, a in enumerate(one)]
+
+
+def _names(subset):
+    return "+".join(ARGUMENTS[k] for k in subset)
+
+
+def _op(layout, implementation):
+    return lambda *a: swiglu_mlp(*a, weight_layout=layout, implementation=implementation)
+
+
+def _plain(layout):
+    return lambda *a: plain(*a, layout)
+
+
+def _value_and_gradients(f, in_axes):
+    def one(*a):
+        y, pull = jax.vjp(f, *a)
+        return y, *pull(jnp.cos(y))
+
+    return jax.jit(jax.vmap(one, in_axes))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("subset", SUBSETS, ids=_names)
+def test_every_subset_of_operands_fused(rng, fused_cpu, subset, layout):
+    arrays = _stacked(rng, subset, layout)
+    in_axes = tuple(0 if k in subset else None for k in range(4))
+    got = _value_and_gradients(_op(layout, "fused"), in_axes)(*arrays)
+    assert fused_cpu.take_calls(got)
+    for n in range(SIZE):
+        element = [a[n] if k in subset else a for k, a in enumerate(arrays)]
+        y = reference(element, layout=layout)[0]
+        want = reference(element, jnp.cos(y), layout)
+        check([g[n] for g in got], want, BOUND)
+
+
+@pytest.mark.parametrize("subset", [(0,), (1,), (3,), (1, 2), (0, 1, 2, 3)], ids=_names)
+def test_subsets_of_operands_xla(rng, subset):
+    arrays = _stacked(rng, subset)
+    in_axes = tuple(0 if k in subset else None for k in range(4))
+    got = _value_and_gradients(_op("OI", "xla"), in_axes)(*arrays)
+    want = _value_and_gradients(_plain("OI"), in_axes)(*arrays)
+    check(got, [float64(a) for a in want], BOUND)
+
+
+def test_a_batch_over_x_alone_is_one_call_with_more_rows(rng, fused_cpu):
+    arrays = _stacked(rng, (0,))
+    f = jax.vmap(_op("OI", "fused"), (0, None, None, None))
+    jax.block_until_ready(jax.jit(jax.grad(lambda *a: f(*a).sum(), (0, 1, 2, 3)))(*arrays))
+    calls = fused_cpu.take_calls()
+    assert [c.stage for c in calls] == ["down_dswiglu", "gate_up"]
+    assert {c.sizes for c in calls} == {(SIZE * ROWS, WIDTH, HIDDEN)}
+
+
+def test_weights_alone_fold_into_one_wider_call(rng, fused_cpu):
+    arrays = _stacked(rng, (1, 2))
+    jax.block_until_ready(jax.jit(jax.vmap(_op("OI", "fused"), (None, 0, 0, None)))(*arrays))
+    (call,) = fused_cpu.take_calls()
+    assert call.sizes == (ROWS, WIDTH, SIZE * HIDDEN)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_of_their_own_are_a_loop_of_fused_calls(rng, fused_cpu, layout):
+    arrays = _stacked(rng, (0, 1, 2, 3), layout)
+    f = jax.vmap(_op(layout, "fused"))
+    jax.block_until_ready(jax.jit(jax.grad(lambda *a: f(*a).sum(), (0, 1, 2, 3)))(*arrays))
+    calls = fused_cpu.take_calls()
+    assert [c.stage for c in calls] == ["down_dswiglu"] * SIZE + ["gate_up"] * SIZE
+    assert {c.sizes for c in calls} == {(ROWS, WIDTH, HIDDEN)}
+
+
+def test_weights_of_their_own_are_batched_gemms_on_xla(rng):
+    arrays = _stacked(rng, (0, 1, 2, 3))
+    f = jax.vmap(_op("OI", "xla"))
+    text = jax.jit(jax.grad(lambda *a: f(*a).sum(), (0, 1, 2, 3))).lower(*arrays).as_text()
+    assert "stablehlo.while" not in text
+    assert "batching_dims = [0] x [0]" in text
+
+
+def test_a_route_that_declines_leaves_batched_gemms(rng, fused_cpu):
+    fused_cpu.decline = lambda call: "not today"
+    arrays = _stacked(rng, (0, 1, 2, 3))
+    f = jax.jit(jax.vmap(_op("OI", None)))
+    assert "stablehlo.while" not in f.lower(*arrays).as_text()
+    # The routes are asked about one element of the batch.
+    assert {(c.m, c.h, c.i) for c in fused_cpu.asked} == {(ROWS, WIDTH, HIDDEN)}
+
+
+@pytest.mark.parametrize("axes", [(1, 1, 0, 1), (-1, 0, None, -1), (1, None, None, None)])
+def test_other_axes(rng, implementation, axes):
+    subset = tuple(k for k, axis in enumerate(axes) if axis is not None)
+    arrays = [
+        a if axis is None else jnp.moveaxis(a, 0, axis)
+        for a, axis in zip(_stacked(rng, subset), axes, strict=True)
+    ]
+    got = jax.jit(jax.vmap(_op("OI", implementation), axes, out_axes=1))(*arrays)
+    want = jax.vmap(_plain("OI"), axes, out_axes=1)(*arrays)
+    check([got], [float64(want)], BOUND)
+
+
+NESTED = {
+    "x in x": ((0, None, None, None), (0, None, None, None)),
+    "all in x": ((0, None, None, None), (0, 0, 0, 0)),
+    "x in all": ((0, 0, 0, 0), (0, None, None, None)),
+    "all in all": ((0, 0, 0, 0), (0, 0, 0, 0)),
+    "down in up": ((None, None, 0, None), (None, None, None, 0)),
+    "gate in all": ((0, 0, 0, 0), (None, 0, None, None)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("axes", NESTED.values(), ids=NESTED.keys())
+def test_nested(rng, fused_cpu, axes, layout):
+    outer, inner = axes
+    arrays = list(problem(rng, (ROWS,), WIDTH, HIDDEN, layout=layout))
+    for axis_of, size in ((inner, 2), (outer, 3)):
+        for k, axis in enumerate(axis_of):
+            if axis is not None:
+                scale = jnp.asarray(rng.uniform(0.5, 1.5, size), jnp.float32)
+                arrays[k] = scale.reshape(size, *[1] * arrays[k].ndim) * arrays[k]
+
+    def nested(f):
+        def loss(*a):
+            return (jax.vmap(jax.vmap(f, inner), outer)(*a) ** 2).sum()
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3)))
+
+    value, gradients = nested(_op(layout, "fused"))(*arrays)
+    want, want_gradients = nested(_plain(layout))(*arrays)
+    assert fused_cpu.take_calls(value)
+    check([value, *gradients], [float64(a) for a in (want, *want_gradients)], BOUND)
+
+
+def test_gradients_of_each_example(rng, implementation):
+    """vmap of grad with respect to shared weights: every gradient has the batch axis."""
+    arrays = _stacked(rng, (0,))
+
+    def per_example(f):
+        grad = jax.grad(lambda *a: (f(*a) ** 2).sum(), (1, 2, 3))
+        return jax.jit(jax.vmap(grad, (0, None, None, None)))(*arrays)
+
+    got, want = per_example(_op("OI", implementation)), per_example(_plain("OI"))
+    check(got, [float64(a) for a in want], BOUND)
+
+
+def test_many_cotangents_of_one_pull(rng, implementation):
+    """vmap over the cotangent alone: gate and up are shared, not copied for each."""
+    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
+    cotangents = jnp.asarray(rng.standard_normal((4, ROWS, WIDTH)), jnp.float32)
+
+    def pulled(f):
+        return jax.jit(lambda *a: jax.vmap(jax.vjp(f, *a)[1])(cotangents))(*arrays)
+
+    got, want = pulled(_op("OI", implementation)), pulled(_plain("OI"))
+    check(got, [float64(a) for a in want], BOUND)
+
+
+def test_jacrev(rng, implementation):
+    arrays = problem(rng, (2,), 4, 6)
+    got = jax.jit(jax.jacrev(_op("OI", implementation), (0, 1)))(*arrays)
+    want = jax.jit(jax.jacrev(_plain("OI"), (0, 1)))(*arrays)
+    check(got, [float64(a) for a in want], BOUND)
+
+
+def test_kernels_that_write_more_than_asked_and_use_scratch(rng, fused_cpu):
+    fused_cpu.superset, fused_cpu.scratch_bytes = True, 64
+    arrays = _stacked(rng, (0, 1, 2, 3))
+    # The handlers know nothing of a scratch buffer: they leave the last result alone.
+    got = jax.jit(jax.vmap(_op("OI", "fused")))(*arrays)
+    check([got], [float64(jax.vmap(_plain("OI"))(*arrays))], BOUND)
+    assert {c.outputs for c in fused_cpu.take_calls(got)} == {("h", "gate", "up")}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_dtypes(rng, fused_cpu, dtype):
+    arrays = problem(rng, (SIZE, ROWS), WIDTH, HIDDEN, dtype)
+    got = jax.jit(jax.vmap(_op("OI", "fused"), (0, None, None, None)))(*arrays)
+    check([got], reference(arrays), BOUNDS[dtype])
