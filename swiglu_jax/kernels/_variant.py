@@ -35,6 +35,8 @@ class KernelVariant:
     """Thread blocks that share one tensor-core instruction (2 on SM100 only)."""
     abi: str = "cute2d"
     """"cute2d" or "frost": README.md says what the entry takes."""
+    entry_outputs: tuple[str, ...] = ()
+    """The order in which the entry takes its outputs; empty: the canonical order."""
     m_multiple: int = 1
     """M must be a multiple of this."""
     h_multiple: int = 8
@@ -43,6 +45,8 @@ class KernelVariant:
     """I must be a multiple of this."""
     alignment: int = 16
     """Bytes that every pointer must be a multiple of."""
+    residual_alignment: int = 16
+    """Likewise for gate and up where they are operands."""
     fixed_i: int | None = None
     """The one I that the kernel serves, where a row pitch is compiled in."""
 
@@ -58,6 +62,10 @@ class KernelVariant:
         if not self.outputs or tuple(o for o in canonical if o in self.outputs) != self.outputs:
             raise ValueError(
                 f"outputs: expected some of {canonical} in that order, got {self.outputs}"
+            )
+        if self.entry_outputs and sorted(self.entry_outputs) != sorted(self.outputs):
+            raise ValueError(
+                f"entry_outputs: expected {self.outputs} in some order, got {self.entry_outputs}"
             )
         if self.abi not in ABIS:
             raise ValueError(f"abi: expected one of {ABIS}, got {self.abi!r}")

@@ -1,0 +1,103 @@
+"""One SM100 variant: its cuDNN graph, FROST's source rewritten, compiled and exported."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from swiglu_jax.kernels._host_code import use_baseline_host_code
+from swiglu_jax.kernels._variant import KernelVariant
+from swiglu_jax.kernels.sm100 import _device, _graphs, _pitch
+from swiglu_jax.kernels.sm100._seam import SeamMoved, check_versions
+
+
+def tile_name(variant: KernelVariant) -> str:
+    """FROST's name of the variant's tile configuration."""
+    m, n, k = variant.tile
+    k_bytes = 2 * k
+    cluster_m, cluster_n = variant.cluster
+    return (
+        f"CONFIG_sm100_{m}x{n}x{k_bytes}_{m}x{n}x32_cluster{cluster_m}x{cluster_n}"
+        f"_{variant.ctas}ctamma"
+    )
+
+
+@contextlib.contextmanager
+def _rewritten_source(auxiliaries: tuple[str, ...], shape: _pitch.Shape) -> Iterator[list[str]]:
+    """Put `_pitch` between FROST's renderer and its compiler; yields the sources that passed."""
+    import cudnn.gemm.frost.sm100.compiler as compiler
+
+    original = getattr(compiler, "_import_kernel", None)
+    if not callable(original):
+        raise SeamMoved("FROST's compiler has no _import_kernel(source)")
+    sources: list[str] = []
+
+    def import_rewritten(source: str) -> Any:
+        sources.append(_pitch.read_pitch_from_problem(source, auxiliaries, shape))
+        return original(sources[-1])
+
+    compiler._import_kernel = import_rewritten
+    try:
+        yield sources
+    finally:
+        compiler._import_kernel = original
+
+
+def compile_variant(
+    variant: KernelVariant, shape: _pitch.Shape = _pitch.PLACEHOLDER
+) -> tuple[Any, str]:
+    """FROST's compiled kernel of ``variant``, and the source that it was compiled from.
+
+    Args:
+        variant: what to compile.
+        shape: the sizes that the graph is built for; the kernel serves every other as well.
+
+    Raises:
+        SeamMoved: where what came out is not what was asked for.
+    """
+    check_versions()
+    _device.pretend(variant.arch)
+    with tempfile.TemporaryDirectory(prefix="swiglu_jax_frost_") as folder:
+        # FROST writes the source to a file to import it; a folder of one's own is safe with
+        # several processes at once.
+        os.environ["CUDNN_FRONTEND_GEMM_KERNEL_CACHE"] = folder
+        import cudnn.gemm.frost  # noqa: F401 - installs the hook that records graphs
+        from cudnn.gemm.frost.compiler import jit_from_cudnn_graph
+        from cudnn.gemm.frost.tile_config import by_name
+
+        build = {"down_dswiglu": _graphs.down_dswiglu, "gate_up": _graphs.gate_up}[variant.stage]
+        graph, auxiliaries = build(variant, shape)
+        with _rewritten_source(tuple(auxiliaries), shape) as sources:
+            compiled = jit_from_cudnn_graph(graph, by_name(tile_name(variant)))
+        if len(sources) != 1:
+            raise SeamMoved(f"FROST compiled {len(sources)} sources for one graph")
+        _check(variant, compiled, auxiliaries)
+    return compiled, sources[0]
+
+
+def _check(variant: KernelVariant, compiled: Any, auxiliaries: list[str]) -> None:
+    """Compare what FROST compiled with what was asked for."""
+    outputs = [tensor.get_name() for tensor in compiled.binding.outputs]
+    expected = list(variant.entry_outputs or variant.outputs)
+    if outputs != expected:
+        raise SeamMoved(f"{variant.name}: FROST binds the outputs {outputs}, not {expected}")
+    if list(compiled.aux_names) != auxiliaries:
+        raise SeamMoved(
+            f"{variant.name}: FROST reads {compiled.aux_names} in the epilogue, not {auxiliaries}"
+        )
+    if set(compiled.store_modes) != {"tma"}:
+        raise SeamMoved(f"{variant.name}: outputs are stored by {compiled.store_modes}, not TMA")
+    if compiled.workspace_bytes:
+        raise SeamMoved(f"{variant.name}: the kernel wants {compiled.workspace_bytes} scratch bytes")
+
+
+def compile_and_export(variant: KernelVariant, path: Path) -> None:
+    """Write the object of ``variant`` at ``path``, with the one entry ``__tvm_ffi_<name>``."""
+    compiled, _ = compile_variant(variant)
+    launchable = compiled._launchable
+    use_baseline_host_code(launchable)
+    launchable.export_to_c(
+        str(path), function_name=variant.name, export_only_tvm_ffi_symbols=True
+    )
