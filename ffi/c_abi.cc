@@ -123,8 +123,11 @@ char* swiglu_jax_cudnn_tune(const swiglu_jax_graph* graph, int device, int64_t m
 
 char* swiglu_jax_cudnn_pool(const swiglu_jax_graph* graph, int device, const char* plan) {
   return answer([&]() -> json {
-    const auto [name, pairs] = cudnn::pool_state({device, spec_of(*graph), plan});
-    return {{"plan", name}, {"pairs", pairs}};
+    const auto state = cudnn::pool_state({device, spec_of(*graph), plan});
+    return {{"plan", state.plan},
+            {"pairs", state.pairs},
+            {"leases", state.leases},
+            {"captured", state.captured}};
   });
 }
 }

@@ -46,6 +46,8 @@ class Pool {
     returned_.wait(lock, [this] { return !idle_.empty(); });
     const size_t pair = idle_.back();
     idle_.pop_back();
+    ++leases_;
+    if (capturing) ++captured_;
     return Lease(this, pair);
   }
 
@@ -62,9 +64,9 @@ class Pool {
     return *pairs_[pair];
   }
 
-  std::pair<std::string, size_t> state() {
+  PoolState state() {
     std::lock_guard<std::mutex> lock(mutex_);
-    return {pairs_.empty() ? "" : chosen_, pairs_.size()};
+    return {chosen_, pairs_.size(), leases_, captured_};
   }
 
  private:
@@ -99,6 +101,8 @@ class Pool {
   std::string chosen_;
   std::vector<std::unique_ptr<Plans>> pairs_;  // each holds the handle it was built with
   std::vector<size_t> idle_;
+  size_t leases_ = 0;
+  size_t captured_ = 0;
 };
 
 namespace {
@@ -125,6 +129,6 @@ void Lease::run(CUstream stream, void* const* buffers, void* workspace) const {
 
 void prepare(const PoolKey& key) { pool_of(key).prepare(); }
 Lease lease(const PoolKey& key, bool capturing) { return pool_of(key).lease(capturing); }
-std::pair<std::string, size_t> pool_state(const PoolKey& key) { return pool_of(key).state(); }
+PoolState pool_state(const PoolKey& key) { return pool_of(key).state(); }
 
 }  // namespace swiglu_jax::cudnn

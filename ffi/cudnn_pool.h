@@ -57,8 +57,13 @@ void prepare(const PoolKey& key);
 // `capturing`: building allocates, which a capture forbids. Throws Refused.
 Lease lease(const PoolKey& key, bool capturing);
 
-// The plan that a pool runs (what its timing chose, where it was asked to choose), and how many
-// pairs it holds; an empty name if nothing was built. For tests and reports.
-std::pair<std::string, size_t> pool_state(const PoolKey& key);
+// For tests and reports.
+struct PoolState {
+  std::string plan;     // what its timing chose, where it was asked to choose; empty if not built
+  size_t pairs = 0;     // how many were built
+  size_t leases = 0;    // how often a call enqueued its plan,
+  size_t captured = 0;  // and how many of these were being captured
+};
+PoolState pool_state(const PoolKey& key);
 
 }  // namespace swiglu_jax::cudnn

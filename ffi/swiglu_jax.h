@@ -41,7 +41,8 @@ SWIGLU_JAX_EXPORT char* swiglu_jax_cudnn_build(const swiglu_jax_graph* graph,
 //  "trials": [{"plan", "tag", "us", "passed_over": reason or ""}, ...]}
 SWIGLU_JAX_EXPORT char* swiglu_jax_cudnn_tune(const swiglu_jax_graph* graph, int device,
                                               int64_t most_plans, int64_t memory_cap);
-// The pool of a graph and plan on a device: {"plan": the one it runs, "pairs": how many are built}
+// The pool of a graph and plan on a device: {"plan": the one it runs, "pairs": how many are built,
+//  "leases": how often a call enqueued it, "captured": how many of these were being captured}
 SWIGLU_JAX_EXPORT char* swiglu_jax_cudnn_pool(const swiglu_jax_graph* graph, int device,
                                               const char* plan);
 }

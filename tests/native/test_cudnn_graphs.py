@@ -1,0 +1,119 @@
+"""cuDNN accepts and builds every graph of both stages for B200 and H200, with no GPU.
+
+The graphs come from the library's own builder; the GPU is a description (tests/native/devices)
+and the driver a stub. What a plan computes is tested on a GPU, in test_gpu_handlers.py.
+"""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+SM = {"h200": 90, "b200": 100}
+SETS = range(1, 8)
+SIZES = {"m": 2048, "h": 1024, "i": 3072}
+
+Build = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def build(library: ctypes.CDLL, stub_driver: Path) -> Build:
+    """Builds graphs for a device in a process of its own, whose libcuda is the stub."""
+
+    def run(device: str | Path, sm: int, graphs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        path = HERE / "devices" / f"{device}.json" if isinstance(device, str) else device
+        done = subprocess.run(
+            [sys.executable, HERE / "build_graphs.py", path, str(sm)],
+            input=json.dumps(list(graphs)),
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ
+            | {
+                "LD_LIBRARY_PATH": f"{stub_driver}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+                "PYTHONPATH": str(HERE.parents[1]),
+                "JAX_PLATFORMS": "cpu",
+                # cuDNN's own account of what it refuses; the library carries the reasons itself.
+                "CUDNN_LOGLEVEL_DBG": "0",
+            },
+            check=True,
+        )
+        return json.loads(done.stdout)
+
+    return run
+
+
+def graph(name: str, outputs: int, layout: str, dtype: str, **other: Any) -> dict[str, Any]:
+    return {"graph": name, "outputs": outputs, "weight_layout": layout, "dtype": dtype,
+            **SIZES, **other}  # fmt: skip
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layout", ["OI", "IO"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("device", SM)
+def test_every_graph_builds(build: Build, device: str, dtype: str, layout: str) -> None:
+    graphs = [graph("gate_up", outputs, layout, dtype) for outputs in SETS]
+    graphs += [graph("down_dswiglu", outputs, layout, dtype) for outputs in SETS]
+    graphs.append(graph("dgrad", 1, layout, dtype))
+    if layout == "OI":  # the pointwise graph reads no weight
+        graphs += [graph("dswiglu", outputs, layout, dtype) for outputs in SETS]
+    answers = build(device, SM[device], graphs)
+    refused = {(g["graph"], g["outputs"]): a["error"]
+               for g, a in zip(graphs, answers, strict=True) if "error" in a}  # fmt: skip
+    assert not refused
+    # No workspace is declared as a result of the calls, so no plan may need one.
+    assert [a["workspace"] for a in answers] == [0] * len(graphs)
+
+
+@pytest.mark.parametrize("device", SM)
+@pytest.mark.parametrize("m", [1, 7, 128, 8192])
+def test_rows_of_any_number_build(build: Build, device: str, m: int) -> None:
+    graphs = [graph("gate_up", 7, "OI", "bfloat16", m=m),
+              graph("down_dswiglu", 7, "OI", "bfloat16", m=m)]  # fmt: skip
+    assert all("error" not in answer for answer in build(device, SM[device], graphs))
+
+
+@pytest.mark.parametrize("device", SM)
+def test_a_name_rebuilds_its_plan(build: Build, device: str) -> None:
+    wanted = graph("down_dswiglu", 3, "OI", "bfloat16")
+    (first,) = build(device, SM[device], [wanted])
+    (again,) = build(device, SM[device], [wanted | {"plan": first["plan"]}])
+    assert again["plan"] == first["plan"]
+    assert again["tag"] == first["tag"]
+    assert first["plans"] > 1
+    assert again["plans"] == 1
+
+
+def test_a_plan_that_is_not_there_is_refused_with_cudnns_reason(build: Build) -> None:
+    names = ("e4000;24=1", "eleven", "e7;24", "e7;24=1,")
+    answers = build("h200", 90, [graph("gate_up", 1, "OI", "bfloat16", plan=n) for n in names])
+    assert answers[0]["error"].startswith("cuDNN: ")
+    for answer in answers[1:]:
+        assert "does not name a cuDNN plan" in answer["error"]
+
+
+def test_an_old_gpu_is_refused_with_cudnns_reason(build: Build, tmp_path: Path) -> None:
+    description = json.loads((HERE / "devices" / "h200.json").read_text()) | {"deviceVer": 700}
+    path = tmp_path / "volta.json"
+    path.write_text(json.dumps(description))
+    (answer,) = build(path, 70, [graph("gate_up", 7, "OI", "bfloat16")])
+    assert "cuDNN" in answer["error"]
+    assert "NOT_SUPPORTED" in answer["error"]
+
+
+def test_a_malformed_graph_names_what_is_wrong(build: Build) -> None:
+    answers = build("h200", 90, [
+        graph("gate_up", 8, "OI", "bfloat16"),
+        graph("gate_up", 1, "OO", "bfloat16"),
+        graph("gate_up", 1, "OI", "float32"),
+        graph("gate", 1, "OI", "bfloat16"),
+    ])  # fmt: skip
+    for answer, word in zip(answers, ("outputs", "weight_layout", "dtype", "graph"), strict=True):
+        assert answer["error"].startswith(word)
