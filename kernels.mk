@@ -7,3 +7,6 @@ KERNEL_PROCESSES ?= 2
 kernels:
 	$(PYTHON) swiglu_jax/kernels/export.py --objects build/kernels --lib swiglu_jax/lib \
 		--processes $(KERNEL_PROCESSES) $(addprefix --arch ,$(KERNEL_ARCHS))
+
+# They are part of what `make build` puts into swiglu_jax/lib.
+build: kernels

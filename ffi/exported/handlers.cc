@@ -106,11 +106,14 @@ auto binding() {
 
 }  // namespace
 
-#define SWIGLU_JAX_HANDLERS(symbol, stage)                                                  \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol##_initialize, (handle<stage, Moment::kInitialize>),  \
-                                binding<ffi::ExecutionStage::kInitialize>());               \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol, (handle<stage, Moment::kExecute>),                  \
-                                binding<ffi::ExecutionStage::kExecute>(),                   \
+// XLA's macro leaves visibility to the compiler's default, which is hidden here.
+#define SWIGLU_JAX_HANDLERS(symbol, stage)                                                 \
+  extern "C" SWIGLU_JAX_EXPORT XLA_FFI_Error* symbol##_initialize(XLA_FFI_CallFrame*);     \
+  extern "C" SWIGLU_JAX_EXPORT XLA_FFI_Error* symbol(XLA_FFI_CallFrame*);                  \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol##_initialize, (handle<stage, Moment::kInitialize>), \
+                                binding<ffi::ExecutionStage::kInitialize>());              \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol, (handle<stage, Moment::kExecute>),                 \
+                                binding<ffi::ExecutionStage::kExecute>(),                  \
                                 {ffi::Traits::kCmdBufferCompatible})
 
 SWIGLU_JAX_HANDLERS(swiglu_jax_exported_gate_up, Stage::kGateUp);

@@ -49,7 +49,9 @@ class Manifest:
 
 def _decode_variant(entry: dict[str, Any]) -> KernelVariant:
     known = {field.name for field in dataclasses.fields(KernelVariant)}
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k in known}
+    values: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k in known
+    }
     return KernelVariant(**values)
 
 
@@ -65,7 +67,8 @@ def read(path: Path = MANIFEST) -> Manifest:
         return Manifest(path.parent, (), {})
     if content.get("format") != FORMAT:
         raise ValueError(
-            f"{path}: expected format {FORMAT}, got {content.get('format')}; build the kernels again"
+            f"{path}: expected format {FORMAT}, got {content.get('format')}; "
+            "build the kernels again"
         )
     kernels = tuple(Kernel(_decode_variant(e), e["digest"]) for e in content["kernels"])
     return Manifest(path.parent, kernels, content["versions"])

@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - cuDNN is imported once the environment says what to compile for
 """A GPU that is not there: the facts FROST asks of the driver, answered for a named model.
 
 FROST has one place where it meets the driver, ``cudnn._device._driver``, and one table that it
@@ -79,7 +80,9 @@ class StandInDriver:
 
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[int, int]:
         if attribute not in self._attributes:
-            raise SeamMoved(f"FROST asks for device attribute {attribute}, which has no answer here")
+            raise SeamMoved(
+                f"FROST asks for device attribute {attribute}, which has no answer here"
+            )
         return 0, self._attributes[attribute]
 
     def cuDeviceGetName(self, length: int, device: int) -> tuple[int, bytes]:

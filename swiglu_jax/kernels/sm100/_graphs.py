@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - cuDNN is imported once the environment says what to compile for
 """The two stages as cuDNN graphs, with the rounding that every route of the package has.
 
 gate and up are rounded to the tensors' dtype before the activation; everything else is computed in

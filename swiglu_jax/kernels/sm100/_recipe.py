@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - cuDNN is imported once the environment says what to compile for
 """One SM100 variant: its cuDNN graph, FROST's source rewritten, compiled and exported."""
 
 import contextlib
@@ -90,7 +91,9 @@ def _check(variant: KernelVariant, compiled: Any, auxiliaries: list[str]) -> Non
     if set(compiled.store_modes) != {"tma"}:
         raise SeamMoved(f"{variant.name}: outputs are stored by {compiled.store_modes}, not TMA")
     if compiled.workspace_bytes:
-        raise SeamMoved(f"{variant.name}: the kernel wants {compiled.workspace_bytes} scratch bytes")
+        raise SeamMoved(
+            f"{variant.name}: the kernel wants {compiled.workspace_bytes} scratch bytes"
+        )
 
 
 def compile_and_export(variant: KernelVariant, path: Path) -> None:
@@ -98,6 +101,4 @@ def compile_and_export(variant: KernelVariant, path: Path) -> None:
     compiled, _ = compile_variant(variant)
     launchable = compiled._launchable
     use_baseline_host_code(launchable)
-    launchable.export_to_c(
-        str(path), function_name=variant.name, export_only_tvm_ffi_symbols=True
-    )
+    launchable.export_to_c(str(path), function_name=variant.name, export_only_tvm_ffi_symbols=True)
