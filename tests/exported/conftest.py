@@ -27,7 +27,7 @@ def shipped() -> None:
 
 
 def _compile(compiler: list[str], source: str, target: Path, *includes: str) -> None:
-    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-fvisibility=hidden"]
+    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra"]
     paths = [flag for include in includes for flag in ("-isystem", include)]
     subprocess.run(
         [*compiler, *flags, *paths, HERE / source, "-o", target, "-lpthread"], check=True
@@ -45,11 +45,11 @@ def recording_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec.loader.exec_module(headers)
     cuda = headers.include_folder("nvidia-cuda-runtime", "cuda.h")
     folder = tmp_path_factory.mktemp("recording")
-    _compile(["gcc"], "recording_driver.c", folder / "libcuda.so.1", str(cuda))
-    xla = jax.ffi.include_dir()
     _compile(
-        ["g++", "-std=c++17", "-fvisibility=default"], "call_frame.cc", folder / "frame.so", xla
+        ["gcc", "-fvisibility=hidden"], "recording_driver.c", folder / "libcuda.so.1", str(cuda)
     )
+    xla = jax.ffi.include_dir()
+    _compile(["g++", "-std=c++17"], "call_frame.cc", folder / "frame.so", xla)
     return folder
 
 
