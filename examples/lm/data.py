@@ -2,7 +2,7 @@
 
 import hashlib
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 VOCABULARY = 256
+STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 
 # Installed packages are not the standard library, and its tests repeat its sources.
 _SKIPPED_FOLDERS = {
@@ -41,7 +42,7 @@ class Corpus:
     held_out_files: int
 
 
-def load_corpus(root: Path | None = None) -> Corpus:
+def load_corpus(root: Path | None = None, without: Collection[str] = ()) -> Corpus:
     """Read every `.py` file below `root` and split by file.
 
     The split hashes each file's path relative to `root`, so it depends neither on the order in
@@ -50,15 +51,17 @@ def load_corpus(root: Path | None = None) -> Corpus:
 
     Args:
       root: folder to read; the running interpreter's standard library by default.
+      without: names of folders to leave out.
 
     Raises:
       FileNotFoundError: `root` leaves one of the two sides without a file.
     """
-    root = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
+    root = STANDARD_LIBRARY if root is None else root
+    skipped = _SKIPPED_FOLDERS.union(without)
     sides: dict[bool, list[bytes]] = {True: [], False: []}
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
-        if _SKIPPED_FOLDERS.isdisjoint(name.parts):
+        if skipped.isdisjoint(name.parts):
             digest = hashlib.sha256(name.as_posix().encode()).digest()
             sides[digest[0] % _HELD_OUT_EVERY == 0].append(path.read_bytes())
     if not (sides[True] and sides[False]):

@@ -1,5 +1,6 @@
 """A pre-norm decoder in Flax NNX: rotary attention and SwiGLU MLPs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -8,6 +9,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from swiglu_jax.flax.nnx import SwiGLUMLP
+
+Layer = Callable[[jax.Array], jax.Array]
 
 _ROTARY_BASE = 10_000.0
 
@@ -30,7 +33,7 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         shape = (config.heads, config.width // config.heads)
-        self.qkv = nnx.LinearGeneral(
+        self.qkv: Layer = nnx.LinearGeneral(
             config.width, (3, *shape), use_bias=False, dtype=config.dtype, rngs=rngs
         )
         self.out = nnx.LinearGeneral(

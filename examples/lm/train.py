@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,8 +58,12 @@ def loss_fn(model: LanguageModel, windows: jax.Array) -> jax.Array:
 
 @nnx.jit
 def train_step(model: LanguageModel, optimizer: nnx.Optimizer, windows: jax.Array) -> jax.Array:
-    """Update `model` and `optimizer` in place; return the loss before the update."""
-    loss, grads = nnx.value_and_grad(loss_fn)(model, windows)
+    """Update `model` and `optimizer` in place; return the loss before the update.
+
+    Only what the optimizer trains is differentiated.
+    """
+    trained = nnx.DiffState(0, optimizer.wrt)
+    loss, grads = nnx.value_and_grad(loss_fn, argnums=trained)(model, windows)
     optimizer.update(model, grads)
     return loss
 
@@ -71,8 +76,8 @@ def held_out_loss(model: LanguageModel, batches: Iterable[jax.Array]) -> float:
     return float(np.mean([held_out_step(model, windows) for windows in batches]))
 
 
-def make_optimizer(model: LanguageModel, config: TrainConfig) -> nnx.Optimizer:
-    """AdamW under a linear warm-up and a cosine decay to a tenth."""
+def make_optimizer(model: LanguageModel, config: TrainConfig, trained: Any) -> nnx.Optimizer:
+    """AdamW under a linear warm-up and a cosine decay to a tenth, of what the filter picks."""
     warmup = max(1, config.steps // 20)
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, config.learning_rate, warmup, max(config.steps, warmup + 1), config.learning_rate / 10
@@ -80,12 +85,17 @@ def make_optimizer(model: LanguageModel, config: TrainConfig) -> nnx.Optimizer:
     update = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.05)
     )
-    return nnx.Optimizer(model, update, wrt=nnx.Param)
+    return nnx.Optimizer(model, update, wrt=trained)
 
 
-def train(model: LanguageModel, corpus: Corpus, config: TrainConfig) -> History:
-    """Train `model` in place on `corpus.train`, watching the loss on `corpus.held_out`."""
-    optimizer = make_optimizer(model, config)
+def train(
+    model: LanguageModel, corpus: Corpus, config: TrainConfig, trained: Any = nnx.Param
+) -> History:
+    """Train `model` in place on `corpus.train`, watching the loss on `corpus.held_out`.
+
+    `trained` is an NNX filter: what it does not pick is frozen.
+    """
+    optimizer = make_optimizer(model, config, trained)
     batches = sample_batches(corpus.train, config.batch, config.length, config.seed)
     watched = list(spread_batches(corpus.held_out, config.batch, config.length, _HELD_OUT_BATCHES))
     lowered = train_step.lower(model, optimizer, watched[0])

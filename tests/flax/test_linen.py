@@ -118,9 +118,9 @@ def test_axis_names_under_scan(rng):
 
 def test_precision_reaches_the_products(rng):
     key, x = inputs(rng)
-    module = SwiGLUMLP(HIDDEN, precision="highest")
+    module = SwiGLUMLP(HIDDEN, precision="high")
     params = module.init(key, x)
     text = jax.jit(module.apply).lower(params, x).as_text()
     dots = [line for line in text.splitlines() if "dot_general" in line]
     assert len(dots) == 3
-    assert all("HIGHEST" in line for line in dots)
+    assert all("[HIGH, HIGH]" in line for line in dots)
