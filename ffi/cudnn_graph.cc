@@ -4,6 +4,7 @@
 #include <cudnn_frontend.h>
 
 #include <algorithm>
+#include <set>
 #include <sstream>
 
 #include "ffi/cudnn_library.h"
@@ -229,6 +230,11 @@ struct Plans::Impl {
   std::vector<int64_t> uids;
   cudnnHandle_t handle = nullptr;
   std::vector<Entry> entries;
+  std::vector<int64_t> positions;  // of the entries in the frontend's list
+
+  std::shared_ptr<fe::ExecutionPlan>& plan(size_t index) {
+    return graph->plans.execution_plans[static_cast<size_t>(positions[index])];
+  }
 
   Impl(const GraphSpec& spec, const Device& device) : handle(device.handle) {
     open_library();
@@ -248,14 +254,18 @@ struct Plans::Impl {
   }
 
   void describe_entries() {
-    entries.resize(static_cast<size_t>(graph->get_execution_plan_count()));
-    for (size_t index = 0; index < entries.size(); ++index) {
+    // Heuristic modes overlap: the second mention of a plan is left out.
+    std::set<std::string> seen;
+    for (int64_t at = 0; at < graph->get_execution_plan_count(); ++at) {
       int64_t engine = 0;
       std::unordered_map<fe::KnobType_t, int64_t> knobs;
-      const auto at = static_cast<int64_t>(index);
       check(graph->get_engine_and_knobs_at_index(at, engine, knobs));
-      entries[index].name = plan_name(engine, knobs);
-      check(graph->get_plan_name_at_index(at, entries[index].tag));
+      Entry entry;
+      entry.name = plan_name(engine, knobs);
+      if (!seen.insert(entry.name).second) continue;
+      check(graph->get_plan_name_at_index(at, entry.tag));
+      entries.push_back(std::move(entry));
+      positions.push_back(at);
     }
   }
 };
@@ -289,11 +299,10 @@ const Plans::Entry& Plans::entry(size_t index) const { return impl_->entries[ind
 bool Plans::build(size_t index, int64_t workspace_cap) {
   Entry& entry = impl_->entries[index];
   if (!entry.refusal.empty()) return false;
-  auto& plans = impl_->graph->plans;
   // The frontend throws from some paths and returns an error from others.
   try {
-    check(plans.build_plan_at_index(static_cast<int64_t>(index)));
-    entry.workspace = plans.execution_plans[index]->getWorkspaceSize();
+    check(impl_->graph->plans.build_plan_at_index(impl_->positions[index]));
+    entry.workspace = impl_->plan(index)->getWorkspaceSize();
     if (entry.workspace > workspace_cap) {
       entry.refusal = "needs a workspace of " + std::to_string(entry.workspace) +
                       " bytes, more than the " + std::to_string(workspace_cap) + " it may have";
@@ -305,10 +314,10 @@ bool Plans::build(size_t index, int64_t workspace_cap) {
   return entry.refusal.empty();
 }
 
-void Plans::drop(size_t index) { impl_->graph->plans.execution_plans[index].reset(); }
+void Plans::drop(size_t index) { impl_->plan(index).reset(); }
 
 void Plans::run(size_t index, CUstream stream, void* const* buffers, void* workspace) const {
-  const auto& plan = impl_->graph->plans.execution_plans[index];
+  const auto& plan = impl_->plan(index);
   if (fe::detail::set_stream(impl_->handle, reinterpret_cast<cudaStream_t>(stream)) !=
       CUDNN_STATUS_SUCCESS) {
     throw Refused("cuDNN: cudnnSetStream failed: " + fe::detail::get_last_error_string_());

@@ -1,9 +1,9 @@
 #include "ffi/cudnn_tuning.h"
 
 #include <algorithm>
-#include <random>
 
 #include "ffi/cudnn_pool.h"
+#include "ffi/cudnn_trial.h"
 #include "ffi/driver.h"
 #include "ffi/refused.h"
 
@@ -53,62 +53,6 @@ class Stream {
   CUevent events_[2] = {nullptr, nullptr};
 };
 
-// One allocation that holds every operand and result, filled with noise: a GPU's clocks depend on
-// the bits that flip, so zeros would flatter.
-class Scratch {
- public:
-  Scratch(const GraphSpec& spec, CUstream stream) {
-    std::vector<int64_t> offsets;
-    int64_t total = 0;
-    for (int64_t bytes : spec.buffer_bytes()) {
-      offsets.push_back(total);
-      total += (bytes + 255) / 256 * 256;
-    }
-    const CUresult status = SWIGLU_JAX_CU(cuMemAlloc)(&base_, static_cast<size_t>(total));
-    if (status != CUDA_SUCCESS) {
-      throw Refused("no room for the " + std::to_string(total >> 20) +
-                    " MiB that timing cuDNN's plans takes: " + driver::describe(status));
-    }
-    for (int64_t offset : offsets) {
-      buffers_.push_back(reinterpret_cast<void*>(base_ + static_cast<CUdeviceptr>(offset)));
-    }
-    fill(spec.dtype, static_cast<size_t>(total), stream);
-  }
-  ~Scratch() { SWIGLU_JAX_CU(cuMemFree)(base_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  void* const* buffers() const { return buffers_.data(); }
-
- private:
-  void fill(Dtype dtype, size_t total, CUstream stream) {
-    // Random signs and mantissas, magnitudes from 2^-7 to 1.
-    const int mantissa = dtype == Dtype::kBf16 ? 7 : 10;
-    const unsigned one = dtype == Dtype::kBf16 ? 127 : 15;
-    std::minstd_rand random(1);
-    std::vector<uint16_t> noise(size_t{1} << 19);
-    for (uint16_t& x : noise) {
-      const unsigned bits = random();
-      const unsigned exponent = one - 1 - (bits >> 16) % 7;
-      x = static_cast<uint16_t>((bits & 1) << 15 | exponent << mantissa |
-                                (bits >> 1 & ((1u << mantissa) - 1)));
-    }
-    size_t done = std::min(total, noise.size() * sizeof(noise[0]));
-    driver::check(SWIGLU_JAX_CU(cuMemcpyHtoDAsync)(base_, noise.data(), done, stream),
-                  "cuMemcpyHtoDAsync");
-    driver::check(SWIGLU_JAX_CU(cuStreamSynchronize)(stream), "cuStreamSynchronize");
-    while (done < total) {
-      const size_t more = std::min(done, total - done);
-      driver::check(SWIGLU_JAX_CU(cuMemcpyDtoDAsync)(base_ + done, base_, more, stream),
-                    "cuMemcpyDtoDAsync");
-      done += more;
-    }
-  }
-
-  CUdeviceptr base_ = 0;
-  std::vector<void*> buffers_;
-};
-
 int64_t total_bytes(const GraphSpec& spec) {
   int64_t total = 0;
   for (int64_t bytes : spec.buffer_bytes()) total += bytes;
@@ -137,7 +81,7 @@ Tuning tune(const GraphSpec& asked, const Device& device, const TuningLimits& li
 
   const std::unique_ptr<Plans> plans = Plans::heuristic(spec, device);
   Stream stream;
-  const Scratch scratch(spec, stream.get());
+  const TrialBuffers scratch(spec, stream.get());
   const auto run = [&](size_t index, int times) {
     for (int n = 0; n < times; ++n) plans->run(index, stream.get(), scratch.buffers(), nullptr);
   };
@@ -145,19 +89,23 @@ Tuning tune(const GraphSpec& asked, const Device& device, const TuningLimits& li
   Tuning tuning;
   tuning.rows = spec.m;
   double best = 0;
+  size_t built = 0;
   for (size_t index = 0; index < plans->size(); ++index) {
     Trial trial;
     trial.name = plans->entry(index).name;
     trial.tag = plans->entry(index).tag;
-    if (index >= limits.plans) {
-      trial.refusal = "beyond the first " + std::to_string(limits.plans) + " plans";
+    if (built >= limits.plans) {
+      trial.refusal = "not tried: beyond the first " + std::to_string(limits.plans);
     } else if (!plans->build(index, kWorkspaceCap)) {
       trial.refusal = plans->entry(index).refusal;
     } else {
+      ++built;
       try {
+        scratch.poison(stream.get());
         run(index, 1);
+        trial.refusal = scratch.verdict(stream.get());
         trial.us = stream.time([&] { run(index, 1); });
-        if (best == 0 || trial.us < best) best = trial.us;
+        if (trial.refusal.empty() && (best == 0 || trial.us < best)) best = trial.us;
       } catch (const Refused& refused) {
         trial.refusal = refused.what();
       }

@@ -1,4 +1,5 @@
-// Which plan of a graph is the fastest: timed, since the heuristics' first can be ten times slower.
+// Which plan of a graph is the fastest: timed, since the heuristics' first can be ten times slower,
+// and checked, since not every plan that cuDNN offers computes the graph.
 #pragma once
 
 #include <string>
@@ -10,7 +11,7 @@ namespace swiglu_jax::cudnn {
 
 struct TuningLimits {
   // Plans to build and time, in the heuristics' order; the rest are passed over unbuilt. A build
-  // takes a good part of a second, and what wins has been among the first few.
+  // takes a fraction of a second.
   size_t plans = 24;
   // Bytes of scratch for operands and results. A graph that needs more is timed with fewer rows.
   int64_t memory = int64_t{4} << 30;

@@ -1,7 +1,8 @@
 """The cuDNN route: each stage as one fused cuDNN graph, or the backward as a GEMM and a graph.
 
-cuDNN 9.28 takes every output set of both stages, in both layouts and both dtypes, for SM90 and
-SM100 alike (docs/cudnn.md), so a call writes exactly what is asked.
+cuDNN takes every output set of both stages, in both layouts and both dtypes, for SM90 and SM100
+alike, so a call writes what is asked; but for backward sets whose h stands beside the GEMM
+instead of behind it, the plans that were tried compute something else (docs/cudnn.md).
 """
 
 import re
@@ -24,6 +25,9 @@ DTYPES = ("bfloat16", "float16")
 OUTPUTS = {"gate_up": ("h", "gate", "up"), "down_dswiglu": ("dgate", "dup", "h")}
 """Canonical order; bit n of the attribute ``outputs`` stands for the n-th."""
 
+SERVED_BY = {frozenset({"dgate", "h"}): ("dgate", "dup", "h")}
+"""Backward output sets that a larger one serves."""
+
 TUNING_PLANS = 24
 TUNING_MEMORY = 4 << 30
 """How many plans are built and timed, and bytes of scratch for that."""
@@ -40,7 +44,7 @@ def candidates(call: StageCall, target: str) -> list[Candidate]:
         Declined: with the reason.
     """
     _check(call, target)
-    written = tuple(name for name in OUTPUTS[call.stage] if name in call.outputs)
+    written = _written(call)
     attributes = (
         ("outputs", outputs_mask(call.stage, written)),
         ("weight_layout", call.weight_layout),
@@ -81,7 +85,8 @@ def refine(candidate: Candidate, call: StageCall) -> Candidate:
     cuDNN's reason.
     """
     try:
-        plan = "|".join(tune(graph, call)["plan"] for graph in graphs(candidate))
+        served = replace(call, outputs=candidate.outputs)
+        plan = "|".join(tune(graph, served)["plan"] for graph in graphs(candidate))
     except RuntimeError:
         return candidate
     attributes = tuple((k, plan if k == "plan" else v) for k, v in candidate.attributes)
@@ -102,13 +107,13 @@ def tune(
     plans: int = TUNING_PLANS,
     memory: int = TUNING_MEMORY,
 ) -> dict[str, Any]:
-    """Build and time cuDNN's plans of a graph on a GPU of this machine.
+    """Build, check and time cuDNN's plans of a graph on a GPU of this machine.
 
     Args:
         graph: "gate_up", "down_dswiglu", "dgrad" or "dswiglu".
-        call: the stage call that the graph serves; every size known.
+        call: the stage call that the graph serves, with what the graph writes; every size known.
         device: the CUDA ordinal.
-        plans: how many of the heuristics' plans to try, in their order.
+        plans: how many of the heuristics' plans to build, in their order.
         memory: bytes of scratch; a call that needs more is timed with fewer rows.
 
     Returns:
@@ -135,6 +140,17 @@ def native_graph(graph: str, call: StageCall) -> _native.Graph:
 def outputs_mask(stage: str, outputs: tuple[str, ...]) -> int:
     """The attribute ``outputs``: bit n for the n-th output of the stage's canonical order."""
     return sum(1 << n for n, name in enumerate(OUTPUTS[stage]) if name in outputs)
+
+
+def _written(call: StageCall) -> tuple[str, ...]:
+    """What the graph that serves a call writes."""
+    if call.stage == "down_dswiglu":
+        if call.outputs == ("h",):
+            raise Declined("h alone needs no GEMM: XLA's pointwise form is all there is to it")
+        larger = SERVED_BY.get(frozenset(call.outputs))
+        if larger is not None:
+            return larger
+    return tuple(name for name in OUTPUTS[call.stage] if name in call.outputs)
 
 
 def _check(call: StageCall, target: str) -> None:

@@ -26,11 +26,15 @@ def names(stage: str, mask: int) -> tuple[str, ...]:
     return tuple(n for k, n in enumerate(_cudnn.OUTPUTS[stage]) if mask >> k & 1)
 
 
+SETS = {"gate_up": range(1, 8), "down_dswiglu": (1, 2, 3, 6, 7)}
+"""Output sets that the route serves as they are, as bitmasks."""
+
+
 def first_plan(target: str, call: StageCall) -> str:
-    """The first of the heuristics' plans: any plan must be right, and this one costs one build."""
+    """The first of the heuristics' plans that is right; it costs a build or two."""
     _native.register()
     found = [c for c in _cudnn.candidates(call, "sm_90a") if c.ffi_target == target]
-    return "|".join(_cudnn.tune(g, call, plans=1)["plan"] for g in _cudnn.graphs(found[0]))
+    return "|".join(_cudnn.tune(g, call, plans=2)["plan"] for g in _cudnn.graphs(found[0]))
 
 
 def pool(graph: str, call: StageCall, plan: str, device: int = 0) -> dict[str, Any]:

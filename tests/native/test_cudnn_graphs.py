@@ -17,7 +17,8 @@ import pytest
 
 HERE = Path(__file__).parent
 SM = {"h200": 90, "b200": 100}
-SETS = range(1, 8)
+SETS = {"gate_up": range(1, 8), "down_dswiglu": (1, 2, 3, 6, 7)}
+"""Output sets that the route serves as they are (swiglu_jax/_cudnn.py), as bitmasks."""
 SIZES = {"m": 2048, "h": 1024, "i": 3072}
 
 Build = Callable[..., list[dict[str, Any]]]
@@ -59,11 +60,11 @@ def graph(name: str, outputs: int, layout: str, dtype: str, **other: Any) -> dic
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("device", SM)
 def test_every_graph_builds(build: Build, device: str, dtype: str, layout: str) -> None:
-    graphs = [graph("gate_up", outputs, layout, dtype) for outputs in SETS]
-    graphs += [graph("down_dswiglu", outputs, layout, dtype) for outputs in SETS]
+    graphs = [graph("gate_up", outputs, layout, dtype) for outputs in SETS["gate_up"]]
+    graphs += [graph("down_dswiglu", n, layout, dtype) for n in SETS["down_dswiglu"]]
     graphs.append(graph("dgrad", 1, layout, dtype))
     if layout == "OI":  # the pointwise graph reads no weight
-        graphs += [graph("dswiglu", outputs, layout, dtype) for outputs in SETS]
+        graphs += [graph("dswiglu", n, layout, dtype) for n in SETS["down_dswiglu"]]
     answers = build(device, SM[device], graphs)
     refused = {(g["graph"], g["outputs"]): a["error"]
                for g, a in zip(graphs, answers, strict=True) if "error" in a}  # fmt: skip

@@ -47,8 +47,9 @@ def kernels(trace: Path) -> list[str]:
     return [name for name in ran if not name.lower().startswith("mem")]
 
 
-@pytest.mark.parametrize("mask", range(1, 8))
-@pytest.mark.parametrize("target", [GATE_UP, DOWN])
+@pytest.mark.parametrize(
+    ("target", "mask"), [(t, mask) for t in (GATE_UP, DOWN) for mask in gpu.SETS[gpu.TARGETS[t]]]
+)
 def test_a_stage_is_one_kernel(
     rng: np.random.Generator, tmp_path: Path, target: str, mask: int
 ) -> None:
