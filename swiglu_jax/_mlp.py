@@ -13,7 +13,7 @@ from swiglu_jax._arguments import as_arrays, check_arrays, check_options
 from swiglu_jax._compat import default_matmul_precision, explicit_sharding, varying_axes
 from swiglu_jax._dot import contract
 from swiglu_jax._residuals import ARGUMENTS, residual_plan
-from swiglu_jax._stages import StageParams, down_dswiglu, gate_up
+from swiglu_jax._stages import StageParams, absent, down_dswiglu, gate_up
 
 
 def swiglu_mlp(
@@ -119,10 +119,6 @@ def _operator(options: _Options) -> Any:
     return jax.jit(swiglu_mlp)
 
 
-def _absent() -> jax.Array:
-    return jnp.zeros((0,), jnp.int8)
-
-
 def _forward(options: _Options, *primals: Any) -> tuple[jax.Array, tuple[Any, ...]]:
     """The forward rule.
 
@@ -131,7 +127,8 @@ def _forward(options: _Options, *primals: Any) -> tuple[jax.Array, tuple[Any, ..
     used twice under jit, scan or checkpoint). A tree that depends on the set can then give
     gradients of zero without a word. So the tree is fixed: an absent tensor is a zero-size
     array, the set travels in a shape, a kept x is a variable of its own and never a forwarded
-    input in one set and not in another, and the weights are always there.
+    input in one set and not in another, and the weights are always there. Which leaves vmap has
+    mapped is remembered like the tree: so a leaf is made from the same arguments in every set.
     """
     perturbed = tuple(bool(p.perturbed) for p in primals)
     x, w_gate, w_up, w_down = (p.value for p in primals)
@@ -141,9 +138,11 @@ def _forward(options: _Options, *primals: Any) -> tuple[jax.Array, tuple[Any, ..
     made = {name: checkpoint_name(a, f"swiglu_{name}") for name, a in made.items()}
     y = _down(options, made["h"], w_down)
 
-    if "x" in plan.kept:
-        made["x"] = checkpoint_name(x, "swiglu_x")
-    kept = tuple(made[n] if n in plan.kept else _absent() for n in ("h", "gate", "up", "x"))
+    made["x"] = checkpoint_name(x, "swiglu_x") if "x" in plan.kept else x
+    kept = tuple(
+        made[name] if name in plan.kept else absent(made.get(name, made["h"]))
+        for name in ("h", "gate", "up", "x")
+    )
     the_set = jnp.zeros((0, *map(int, perturbed)), jnp.int8)
     shardings = _Shardings(*map(explicit_sharding, (x, w_gate, w_up, w_down)))
     return y, (shardings, the_set, *kept, w_gate, w_up, w_down)
