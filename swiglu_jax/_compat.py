@@ -109,10 +109,10 @@ def offloaded_equations(eqn: Any, where: Any) -> tuple[Any, Any, list[core.Var]]
 
     def now(*operands: jax.Array) -> list[jax.Array]:
         results = eqn.primitive.bind(*operands, **eqn.params)
-        return [*results, *(jax.device_put(r, far) for r in results)]
+        return [*results, *(jax.device_put(r, far, may_alias=False) for r in results)]
 
     def later(*moved: jax.Array) -> list[jax.Array]:
-        return [jax.device_put(m, near) for m in moved]
+        return [jax.device_put(m, near, may_alias=False) for m in moved]
 
     avals = [v.aval for v in eqn.outvars]
     far_avals = [aval.update(memory_space=far) for aval in avals]
