@@ -9,7 +9,6 @@ import functools
 import logging
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from importlib import metadata
 from typing import Any
 
@@ -18,6 +17,7 @@ import jax
 from swiglu_jax import _table, _timing, _tuning_cache
 from swiglu_jax._artifacts import digest_of_artifacts
 from swiglu_jax._candidate import Candidate, StageCall
+from swiglu_jax._compat import in_clean_thread
 from swiglu_jax._config import config
 from swiglu_jax._device import local_gpu_target
 from swiglu_jax._measurement import Measurement
@@ -70,7 +70,9 @@ def _read_or_measure(call: StageCall, candidates: Sequence[Candidate]) -> Measur
         if found is not None:
             return found
         logger.info("measuring %s", call)
-        measured = _in_thread(_measure, call, candidates, device)
+        # The caller may be in the middle of a compilation, whose meshes, default device and x64
+        # mode must not reach the trials.
+        measured = in_clean_thread(_measure, call, candidates, device)
         _tuning_cache.write(path, machine, call, measured)
     return measured
 
@@ -92,25 +94,6 @@ def _refined(candidate: Candidate, call: StageCall) -> Candidate:
     """The candidate with what its own route measures first (cuDNN: which plan)."""
     refine = getattr(provider(candidate.route), "refine", None)
     return refine(candidate, call) if refine else candidate
-
-
-def _in_thread(function: Any, *args: Any) -> Any:
-    """Run in a thread of its own.
-
-    The caller may be in the middle of a compilation, whose thread-local state (meshes, default
-    devices, x64) must not reach the trials.
-    """
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(*args))
-        except BaseException as error:
-            future.set_exception(error)
-
-    thread = threading.Thread(target=run, name="swiglu_jax-tuning", daemon=True)
-    thread.start()
-    return future.result()
 
 
 @functools.cache
