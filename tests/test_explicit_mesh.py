@@ -1,0 +1,113 @@
+"""Meshes with explicit axes: shardings in types, of results and of every gradient."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import mesh, op, place
+from support import ARGUMENTS, BOUNDS, LAYOUTS, check, float64, plain, problem
+
+ROWS, WIDTH, HIDDEN = 8, 16, 32
+BOUND = 20 * BOUNDS["float32"]
+PLANS = {
+    "dp": ({"dp": 4}, (P("dp"), P(), P(), P())),
+    "batch and sequence": ({"dp": 2, "sp": 2}, (P("dp", "sp"), P(), P(), P())),
+}
+
+
+def _placed(rng, plan, layout):
+    axes, specs = PLANS[plan]
+    on = mesh(AxisType.Explicit, **axes)
+    lead = (ROWS, 4) if "sp" in axes else (ROWS,)
+    arrays = problem(rng, lead, WIDTH, HIDDEN, layout=layout)
+    return on, arrays, place(arrays, [NamedSharding(on, s) for s in specs])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_training_step(rng, implementation, plan, layout):
+    on, arrays, placed = _placed(rng, plan, layout)
+    with jax.set_mesh(on):
+
+        def loss(*a):
+            y = op(layout, implementation)(*a)
+            assert jax.typeof(y).sharding.spec == jax.typeof(a[0]).sharding.spec
+            return (y**2).mean()
+
+        got = jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*placed)
+        for gradient, argument in zip(got, placed, strict=True):
+            assert jax.typeof(gradient).sharding == jax.typeof(argument).sharding
+    want = jax.grad(lambda *a: (plain(*a, layout) ** 2).mean(), (0, 1, 2, 3))(*arrays)
+    check(got, [float64(a) for a in want], BOUND)
+
+
+def test_the_call_sees_one_device_s_share(rng, fused_cpu):
+    on, _, placed = _placed(rng, "dp", "OI")
+    with jax.set_mesh(on):
+        y = jax.jit(op())(*placed)
+    assert {c.sizes for c in fused_cpu.take_calls(y)} == {(ROWS // 4, WIDTH, HIDDEN)}
+
+
+def test_eager(rng, implementation):
+    on, arrays, placed = _placed(rng, "dp", "OI")
+    with jax.set_mesh(on):
+        got = jax.grad(lambda *a: (op("OI", implementation)(*a) ** 2).mean(), (0, 3))(*placed)
+    want = jax.grad(lambda *a: (plain(*a) ** 2).mean(), (0, 3))(*arrays)
+    check(got, [float64(a) for a in want], BOUND)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_one_argument_alone(rng, name):
+    k = ARGUMENTS.index(name)
+    on, arrays, placed = _placed(rng, "dp", "OI")
+    with jax.set_mesh(on):
+        got = jax.jit(jax.grad(lambda *a: (op("OI", "xla")(*a) ** 2).mean(), k))(*placed)
+    want = jax.grad(lambda *a: (plain(*a) ** 2).mean(), k)(*arrays)
+    check([got], [float64(want)], BOUND)
+
+
+def test_a_contraction_over_a_divided_axis_asks_for_its_sharding_as_in_plain_jax(rng):
+    """Tensor parallelism divides I, which the down projection contracts: JAX refuses to guess.
+
+    The same error as plain JAX gives, which names out_sharding; under automatic axes the same
+    call runs (test_sharding.py).
+    """
+    on = mesh(AxisType.Explicit, tp=4)
+    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
+    specs = (P(), P("tp"), P("tp"), P(None, "tp"))
+    placed = place(arrays, [NamedSharding(on, s) for s in specs])
+    for f in (op("OI", "xla"), plain):
+        with jax.set_mesh(on), pytest.raises(Exception, match=r"[Cc]ontracting dim"):
+            jax.jit(f)(*placed)
+
+
+def test_automatic_axes_inside_an_explicit_mesh(rng, fused_cpu):
+    """The way out of the above: the MLP under ``jax.sharding.auto_axes``."""
+    on = mesh(AxisType.Explicit, dp=2, tp=2)
+    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
+    specs = (P("dp"), P("tp"), P("tp"), P(None, "tp"))
+    placed = place(arrays, [NamedSharding(on, s) for s in specs])
+    with jax.set_mesh(on):
+        f = jax.sharding.auto_axes(op(), out_sharding=NamedSharding(on, P("dp")))
+        loss = jax.jit(jax.grad(lambda *a: (f(*a) ** 2).mean(), (0, 1, 2, 3)))
+        got = loss(*placed)
+    want = jax.grad(lambda *a: (plain(*a) ** 2).mean(), (0, 1, 2, 3))(*arrays)
+    check(got, [float64(a) for a in want], BOUND)
+    assert {c.sizes for c in fused_cpu.take_calls(got)} == {(ROWS // 2, WIDTH, HIDDEN // 2)}
+
+
+def test_checkpointed_and_scanned(rng, implementation):
+    on, arrays, placed = _placed(rng, "dp", "OI")
+    layer = jax.checkpoint(lambda f, *a: a[0] + f(*a), static_argnums=0)
+
+    def loss(f):
+        def run(x, *w):
+            y = jax.lax.scan(lambda x, _: (layer(f, x, *w), None), x, length=2)[0]
+            return jnp.mean(y**2)
+
+        return jax.jit(jax.grad(run, (0, 1, 2, 3)))
+
+    with jax.set_mesh(on):
+        got = loss(op("OI", implementation))(*placed)
+    check(got, [float64(a) for a in loss(plain)(*arrays)], BOUND)

@@ -1,0 +1,248 @@
+"""jit over automatic meshes: fused calls on local shards, and no collective beyond plain JAX's."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import PLANS, collectives, mesh, op, place, shardings, training_step
+from support import BOUNDS, LAYOUTS, check, float64, plain, problem
+
+ROWS, WIDTH, HIDDEN = 320, 24, 48
+"""More rows than columns, as in training: Shardy keeps the division of the larger operand where
+two compete for a mesh axis, and would divide I and gather x if weights were larger."""
+BOUND = 20 * BOUNDS["float32"]
+
+
+def _plan(rng, plan, layout="OI", dtype="float32"):
+    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN, dtype, layout)
+    return arrays, shardings(plan, mesh(**PLANS[plan][0]), layout)
+
+
+def _local(plan):
+    axes, (x, *_) = PLANS[plan]
+    # Weights divided over dp are gathered: it is the rows that stay divided over it.
+    return ROWS // (axes.get("dp", 1) if "dp" in x else 1), WIDTH, HIDDEN // axes.get("tp", 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_training_step(rng, fused_cpu, plan, layout):
+    arrays, on = _plan(rng, plan, layout)
+    placed = place(arrays, on)
+    # Gradients come out laid out like their arguments, as a trainer asks.
+    replicated = NamedSharding(on[0].mesh, P())
+
+    def compiled(f):
+        step = jax.jit(training_step(f), out_shardings=(replicated, tuple(on)))
+        return step.lower(*placed).compile()
+
+    ours, theirs = compiled(op(layout)), compiled(lambda *a: plain(*a, layout))
+    (loss, gradients), (want_loss, want) = ours(*placed), theirs(*placed)
+    check([loss, *gradients], [float64(a) for a in (want_loss, *want)], BOUND)
+
+    calls = fused_cpu.take_calls(gradients)
+    devices = on[0].mesh.size
+    assert [c.stage for c in calls] == ["down_dswiglu"] * devices + ["gate_up"] * devices
+    assert {c.sizes for c in calls} == {_local(plan)}
+    assert {(c.m, c.h, c.i) for c in fused_cpu.asked} == {_local(plan)}
+
+    made = collectives(ours.as_text())
+    assert made == collectives(theirs.as_text())
+    for kind, shape in made:
+        # No activation is gathered: those have the rows of the whole batch or of one device.
+        rows = {str(ROWS), str(_local(plan)[0])}
+        assert kind != "all-gather" or not rows & set(re.findall(r"\d+", shape[3:])), (kind, shape)
+
+
+def _moved(counted):
+    """Elements that come out of collectives, all together."""
+    total = 0
+    for (_, shape), n in counted.items():
+        size = n
+        for d in re.findall(r"\d+", shape.split("[")[1]):
+            size *= int(d)
+        total += size
+    return total
+
+
+def test_inference_under_tensor_parallelism_has_one_reduction(rng, fused_cpu):
+    arrays, on = _plan(rng, "tp")
+    out = NamedSharding(on[0].mesh, P())
+    text = jax.jit(op(), in_shardings=tuple(on), out_shardings=out).lower(*arrays).compile()
+    assert dict(collectives(text.as_text())) == {("all-reduce", f"f32[{WIDTH},{ROWS}]"): 1}
+
+
+def test_sequence_parallelism_reduces_and_scatters(rng, fused_cpu):
+    """x divided over its sequence outside the MLP: gather x, reduce and scatter y, nothing else."""
+    on = mesh(dp=2, tp=4)
+    x, *weights = problem(rng, (4, 8), WIDTH, HIDDEN)
+    spec = NamedSharding(on, P("dp", "tp"))
+    specs = [spec, *(NamedSharding(on, s) for s in (P("tp"), P("tp"), P(None, "tp")))]
+    placed = place((x, *weights), specs)
+
+    def compiled(f):
+        return jax.jit(f, out_shardings=spec).lower(*placed).compile()
+
+    ours, theirs = compiled(op()), compiled(plain)
+    check([ours(*placed)], [float64(theirs(*placed))], BOUND)
+    made = collectives(ours.as_text())
+    assert _moved(made) <= _moved(collectives(theirs.as_text()))
+    assert not any(shape.endswith(f"{HIDDEN}]") for kind, shape in made if kind == "all-gather")
+    assert {c.sizes for c in fused_cpu.take_calls()} == {(2 * 8, WIDTH, HIDDEN // 4)}
+
+
+def test_batch_and_sequence_divided(rng, fused_cpu):
+    """No reshape to two dimensions stands between x's sharding and the call."""
+    on = mesh(dp=2, sp=4)
+    arrays = problem(rng, (4, 8), WIDTH, HIDDEN)
+    specs = [NamedSharding(on, s) for s in (P("dp", "sp"), P(), P(), P())]
+    placed = place(arrays, specs)
+    step = jax.jit(training_step(op())).lower(*placed).compile()
+    _, got = step(*placed)
+    _, want = jax.jit(training_step(plain))(*placed)
+    check(got, [float64(a) for a in want], BOUND)
+    assert {c.sizes for c in fused_cpu.take_calls(got)} == {(2 * 2, WIDTH, HIDDEN)}
+    assert not any(kind == "all-gather" for kind, _ in collectives(step.as_text()))
+
+
+@pytest.mark.parametrize("sizes", [(6, 32, 64), (16, 32, 36), (3, 32, 20)], ids=str)
+def test_sizes_that_devices_do_not_divide(rng, fused_cpu, sizes):
+    rows, width, hidden = sizes
+    on = mesh(dp=4, tp=2)
+    arrays = problem(rng, (rows,), width, hidden)
+
+    def step(f):
+        # Constraints inside: arguments could not be placed unevenly.
+        def constrained(*a):
+            specs = (P("dp"), P("tp"), P("tp"), P(None, "tp"))
+            a = [
+                jax.lax.with_sharding_constraint(v, NamedSharding(on, s))
+                for v, s in zip(a, specs, strict=True)
+            ]
+            return f(*a)
+
+        return jax.jit(training_step(constrained))(*arrays)
+
+    got, want = step(op()), step(plain)
+    check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
+    assert {c.sizes for c in fused_cpu.take_calls(got)} == {(-(-rows // 4), width, -(-hidden // 2))}
+
+
+def test_stacked_layers_in_a_scan(rng, fused_cpu):
+    on = mesh(dp=4, tp=2)
+    x = problem(rng, (ROWS,), WIDTH, HIDDEN)[0]
+    weights = [problem(rng, (1,), WIDTH, HIDDEN)[1:] for _ in range(3)]
+    weights = [jnp.stack(w) for w in zip(*weights, strict=True)]
+    specs = (P("dp"), P(None, "tp"), P(None, "tp"), P(None, None, "tp"))
+    placed = place((x, *weights), [NamedSharding(on, s) for s in specs])
+
+    def scanned(f):
+        def run(x, *w):
+            return jax.lax.scan(jax.checkpoint(lambda x, w: (x + f(x, *w), None)), x, w)[0]
+
+        return jax.jit(training_step(run)).lower(*placed).compile()
+
+    ours, theirs = scanned(op()), scanned(plain)
+    got, want = ours(*placed), theirs(*placed)
+    check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
+    assert {c.sizes for c in fused_cpu.take_calls(got)} == {(ROWS // 4, WIDTH, HIDDEN // 2)}
+    assert _moved(collectives(ours.as_text())) <= _moved(collectives(theirs.as_text()))
+
+
+def test_experts_of_their_own_on_each_device(rng, fused_cpu):
+    """vmap over weights whose mapped axis is divided: no expert's weight travels."""
+    on = mesh(ep=4)
+    arrays = [
+        jnp.stack(a)
+        for a in zip(*(problem(rng, (5,), WIDTH, HIDDEN) for _ in range(8)), strict=True)
+    ]
+    placed = place(arrays, [NamedSharding(on, P("ep"))] * 4)
+    step = jax.jit(training_step(jax.vmap(op()))).lower(*placed).compile()
+    got = step(*placed)
+    want = jax.jit(training_step(jax.vmap(plain)))(*placed)
+    check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
+    calls = fused_cpu.take_calls(got)
+    assert len(calls) == 2 * 8
+    assert {c.sizes for c in calls} == {(5, WIDTH, HIDDEN)}
+    assert {kind for kind, _ in collectives(step.as_text())} <= {"all-reduce"}
+
+
+@pytest.mark.parametrize("implementation", [None, "fused"])
+def test_a_route_may_decline_the_local_shape(rng, fused_cpu, implementation):
+    fused_cpu.decline = lambda call: "too narrow" if call.i < HIDDEN else None
+    arrays, on = _plan(rng, "dp x tp")
+    f = jax.jit(training_step(op("OI", implementation)), in_shardings=tuple(on))
+    if implementation == "fused":
+        with pytest.raises(Exception, match=r"(?s)no fused kernel serves.*test: too narrow"):
+            f(*arrays)
+    else:
+        got, want = f(*arrays), jax.jit(training_step(plain))(*arrays)
+        check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
+        assert fused_cpu.take_calls(got) == []
+
+
+def test_declines_that_no_shape_changes_are_raised_when_lowering(rng, fused_cpu):
+    arrays, on = _plan(rng, "dp", dtype="float32")
+    arrays = [a.astype(jnp.float8_e4m3fn) for a in arrays]
+    with pytest.raises(NotImplementedError, match="float8_e4m3fn"):
+        jax.jit(op(), in_shardings=tuple(on)).lower(*arrays)
+
+
+def test_replicated_on_a_mesh(rng, fused_cpu):
+    on = mesh(dp=8)
+    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
+    placed = place(arrays, [NamedSharding(on, P())] * 4)
+    got, want = jax.jit(training_step(op()))(*placed), jax.jit(training_step(plain))(*arrays)
+    check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
+    assert {c.sizes for c in fused_cpu.take_calls(got)} == {(ROWS, WIDTH, HIDDEN)}
+
+
+def test_a_mesh_in_context(rng, fused_cpu):
+    """The partitioner's callback runs while the user's mesh is in force; it must not see it."""
+    on = mesh(dp=4, tp=2)
+    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
+    with jax.set_mesh(on):
+        f = jax.jit(op(), in_shardings=(P("dp"), P("tp"), P("tp"), P(None, "tp")))
+        got = f(*arrays)
+    check([got], [float64(plain(*arrays))], BOUND)
+    assert {c.sizes for c in fused_cpu.take_calls(got)} == {(ROWS // 4, WIDTH, HIDDEN // 2)}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_dtypes(rng, fused_cpu, dtype):
+    arrays, on = _plan(rng, "dp x tp", dtype=dtype)
+    got = jax.jit(op(), in_shardings=tuple(on))(*arrays)
+    wide = [a.astype(jnp.float32) for a in arrays]
+    check([got], [float64(plain(*wide))], 1.5 * BOUNDS[dtype])
+
+
+def test_kernels_that_write_more_than_asked_and_use_scratch(rng, fused_cpu):
+    fused_cpu.superset, fused_cpu.scratch_bytes = True, 64
+    arrays, on = _plan(rng, "dp x tp")
+    got = jax.jit(op(), in_shardings=tuple(on))(*arrays)
+    check([got], [float64(plain(*arrays))], BOUND)
+    assert {c.outputs for c in fused_cpu.take_calls(got)} == {("h", "gate", "up")}
+
+
+def test_xla_forced_leaves_its_own_form_to_xla(rng, fused_cpu):
+    arrays, on = _plan(rng, "dp x tp")
+    text = jax.jit(op("OI", "xla"), in_shardings=tuple(on)).lower(*arrays).as_text()
+    assert "_partitioned" not in text
+
+
+def test_a_cuda_lowering_holds_the_calls_and_all_that_the_choice_depends_on(rng, fused_cpu):
+    arrays, on = _plan(rng, "dp x tp", dtype="bfloat16")
+    step = jax.jit(training_step(op("OI", None)), in_shardings=tuple(on))
+    text = step.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    calls = re.findall(r'@swiglu_jax_(\w+)_partitioned\(.*backend_config = "(.*?)", sdy', text)
+    assert [name for name, _ in calls] == ["gate_up", "down_dswiglu"]
+    for _, message in calls:
+        said = json.loads(message.replace("\\22", '"'))
+        assert said["platform"] == "cuda"
+        assert "sm_90a" in said["for"]
+    assert "need_replication" in text
+    assert "stablehlo.transpose" not in text
