@@ -38,6 +38,8 @@ PACKAGES = (
 )
 """Whose versions decide what a kernel compiles to."""
 SHARED_SOURCES = ("_host_code.py",)
+LISTING = "_variants.py"
+"""A module's list of variants, if it has it in a file of its own: no kernel depends on it."""
 
 
 def versions() -> dict[str, str]:
@@ -55,8 +57,8 @@ def digest(variant: KernelVariant, module: str) -> str:
     """Names everything that a variant's object depends on: 16 hexadecimal digits."""
     summary = hashlib.sha256(json.dumps(dataclasses.asdict(variant), sort_keys=True).encode())
     summary.update(json.dumps(versions(), sort_keys=True).encode())
-    sources = sorted((KERNELS / module).glob("*.py")) + [KERNELS / s for s in SHARED_SOURCES]
-    for source in sources:
+    sources = [s for s in sorted((KERNELS / module).glob("*.py")) if s.name != LISTING]
+    for source in [*sources, *(KERNELS / s for s in SHARED_SOURCES)]:
         summary.update(source.name.encode() + b"\0" + source.read_bytes())
     return summary.hexdigest()[:16]
 

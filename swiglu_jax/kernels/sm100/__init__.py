@@ -4,75 +4,12 @@ The backward stage is one GEMM with the dSwiGLU epilogue, the forward stage a du
 SwiGLU epilogue. FROST ships in nvidia-cudnn-frontend; it is driven here with no GPU present.
 """
 
-import dataclasses
 from pathlib import Path
 
 from swiglu_jax.kernels._variant import KernelVariant
+from swiglu_jax.kernels.sm100._variants import variants
 
-ARCHITECTURES = ("sm_100a", "sm_103a")
-DTYPES = {"bfloat16": "bf16", "float16": "f16"}
-
-DOWN_DSWIGLU_OUTPUTS = (("dup",), ("dgate", "dup"), ("dgate", "dup", "h"))
-"""What the backward of a differentiated set asks for (design: the residual table)."""
-GATE_UP_OUTPUTS = (("h",), ("h", "gate"), ("h", "gate", "up"), ("gate", "up"))
-"""What the forward emits, and what remat asks for: gate and up without h."""
-
-K_BYTES = 128
-"""Depth of a tile along the contraction: one 128-byte swizzle atom."""
-
-
-def _tile_widths(arch: str, dtype: str) -> tuple[int, ...]:
-    """Widths N of the tiles to ship: both where they are timed against each other, else 256."""
-    return (256, 128) if (arch, dtype) == ("sm_100a", "bfloat16") else (256,)
-
-
-def _name(arch: str, stage: str, outputs: tuple[str, ...], n: int, ctas: int, layout: str,
-          dtype: str) -> str:  # fmt: skip
-    number = arch.removeprefix("sm_").rstrip("a")
-    tile = f"128x{n}_{ctas}cta"
-    return f"sm{number}_{stage}_{'_'.join(outputs)}_{tile}_{layout.lower()}_{DTYPES[dtype]}"
-
-
-def _variant(arch: str, stage: str, outputs: tuple[str, ...], n: int, ctas: int, layout: str,
-             dtype: str) -> KernelVariant:  # fmt: skip
-    return KernelVariant(
-        name=_name(arch, stage, outputs, n, ctas, layout, dtype),
-        stage=stage,
-        arch=arch,
-        outputs=outputs,
-        weight_layout=layout,
-        dtype=dtype,
-        tile=(128, n, K_BYTES // 2),
-        cluster=(ctas, 1),
-        ctas=ctas,
-        abi="frost",
-        h_multiple=8,
-        i_multiple=16,
-        # gate and up are read 32 bytes at a time; everything else goes through TMA.
-        residual_alignment=32,
-    )
-
-
-def variants() -> list[KernelVariant]:
-    """Every SM100 kernel that the package ships."""
-    found = []
-    for arch in ARCHITECTURES:
-        # B300 gets what a bfloat16 model needs; its float16 goes through cuDNN.
-        for dtype in DTYPES if arch == "sm_100a" else ("bfloat16",):
-            for layout in ("OI", "IO"):
-                for n in _tile_widths(arch, dtype):
-                    for outputs in DOWN_DSWIGLU_OUTPUTS:
-                        for ctas in (2, 1):
-                            found.append(
-                                _variant(arch, "down_dswiglu", outputs, n, ctas, layout, dtype)
-                            )
-                    for outputs in GATE_UP_OUTPUTS:
-                        # FROST compiles several GEMMs into one kernel with 1 CTA only. It stores
-                        # h last, since it is computed from the other two.
-                        one = _variant(arch, "gate_up", outputs, n, 1, layout, dtype)
-                        order = tuple(o for o in ("gate", "up", "h") if o in outputs)
-                        found.append(dataclasses.replace(one, entry_outputs=order))
-    return found
+__all__ = ["compile_and_export", "variants"]
 
 
 def compile_and_export(variant: KernelVariant, path: Path) -> None:
