@@ -63,3 +63,12 @@ def implementation(request: pytest.FixtureRequest) -> str:
     if request.param == "fused":
         request.getfixturevalue("fused_cpu")
     return request.param
+
+
+@pytest.fixture
+def fused_cuda(fused_cpu, monkeypatch):
+    """The test route offered to CUDA lowerings, from a machine that need not have a GPU."""
+    from swiglu_jax import _native  # noqa: PLC0415 (where the native library is not built, too)
+
+    monkeypatch.setattr(_native, "register", lambda: None)
+    return fused_cpu
