@@ -4,8 +4,11 @@ VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 # Versions that were tested together. `make setup CONSTRAINTS=` takes the newest that pyproject allows.
 CONSTRAINTS ?= .ci/constraints.txt
+# Extras of the package to install: on a machine with an NVIDIA driver, JAX for its GPUs too.
+comma := ,
+EXTRAS ?= dev$(if $(shell command -v nvidia-smi),$(comma)cuda13)
 TEST_PROCESSES ?= 2
-STAMP := $(VENV)/.setup
+STAMP := $(VENV)/.setup-$(EXTRAS)
 
 .PHONY: help setup demo test lint format docs
 help:
@@ -19,7 +22,7 @@ help:
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
-	.ci/setup '$(BASE_PYTHON)' '$(VENV)' '$(CONSTRAINTS)'
+	.ci/setup '$(BASE_PYTHON)' '$(VENV)' '$(CONSTRAINTS)' '$(EXTRAS)'
 	@touch $@
 
 demo: setup
