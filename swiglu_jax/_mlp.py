@@ -95,7 +95,8 @@ class _Shardings:
 
 def _down(options: _Options, h: jax.Array, w_down: jax.Array) -> jax.Array:
     side = 0 if options.weight_layout == "IO" else 1
-    return contract(h, -1, w_down, side, precision=options.precision)
+    with jax.named_scope("swiglu_down"):
+        return contract(h, -1, w_down, side, precision=options.precision)
 
 
 @functools.cache
@@ -172,18 +173,21 @@ def _backward(
             cotangent, -1, weight, side, precision=options.precision, out_sharding=shardings.x
         )
 
-    def of_weight(inputs: Any, cotangent: Any, sharding: Any) -> jax.Array:
+    def of_weight(name: str, inputs: Any, cotangent: Any) -> jax.Array:
         # Operands in the order that gives the weight's own layout, so nothing is transposed.
         a, b = (inputs, cotangent) if io else (cotangent, inputs)
-        return contract(a, rows, b, rows, precision=options.precision, out_sharding=sharding)
+        sharding = getattr(shardings, name)
+        with jax.named_scope(f"swiglu_d{name}"):
+            return contract(a, rows, b, rows, precision=options.precision, out_sharding=sharding)
 
     gradients: dict[str, jax.Array] = {}
     if "x" in asked:
-        gradients["x"] = of_input(dgate, w_gate) + of_input(dup, w_up)
+        with jax.named_scope("swiglu_dx"):
+            gradients["x"] = of_input(dgate, w_gate) + of_input(dup, w_up)
     if "w_gate" in asked:
-        gradients["w_gate"] = of_weight(x, dgate, shardings.w_gate)
+        gradients["w_gate"] = of_weight("w_gate", x, dgate)
     if "w_up" in asked:
-        gradients["w_up"] = of_weight(x, dup, shardings.w_up)
+        gradients["w_up"] = of_weight("w_up", x, dup)
     if "w_down" in asked:
-        gradients["w_down"] = of_weight(h, dy, shardings.w_down)
+        gradients["w_down"] = of_weight("w_down", h, dy)
     return tuple(gradients.get(name) for name in ARGUMENTS)

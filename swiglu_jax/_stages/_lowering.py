@@ -1,9 +1,10 @@
 """Lowering of a stage: fused calls where a candidate serves it, else its XLA form."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.interpreters import mlir
 
 from swiglu_jax import _routes
@@ -30,7 +31,17 @@ def _lower_elsewhere(stage: Stage, ctx: Any, *operands: Any, params: StageParams
 
 def _xla_form(stage: Stage, ctx: Any, operands: Sequence[Any], params: StageParams) -> Any:
     form = functools.partial(stage.evaluate, params=params)
-    return mlir.lower_fun(form, multiple_results=True)(ctx, *operands)
+    return _inline(stage, form, ctx, operands)
+
+
+def _inline(stage: Stage, function: Callable[..., Any], ctx: Any, operands: Sequence[Any]) -> Any:
+    """Lower a function in the primitive's place, under its name, which profiles then show."""
+
+    def named(*arrays: Any) -> Any:
+        with jax.named_scope(stage.primitive.name):
+            return function(*arrays)
+
+    return mlir.lower_fun(named, multiple_results=True)(ctx, *operands)
 
 
 def lower_fused(stage: Stage, ctx: Any, *operands: Any, params: StageParams, platform: str) -> Any:
@@ -46,4 +57,4 @@ def lower_fused(stage: Stage, ctx: Any, *operands: Any, params: StageParams, pla
     run, fused = program(stage, ctx.avals_in, params, platform)
     if not fused:
         return _xla_form(stage, ctx, operands, params)
-    return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+    return _inline(stage, run, ctx, operands)

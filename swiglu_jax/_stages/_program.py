@@ -1,7 +1,6 @@
 """A stage at one local shape as a function of arrays: fused calls, or its XLA form."""
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from swiglu_jax import _routes
+from swiglu_jax import _native, _routes
 from swiglu_jax._candidate import Candidate
 from swiglu_jax._stages._params import StageParams
 from swiglu_jax._stages._stage import Stage
@@ -33,8 +32,7 @@ def program(
     if choice.candidate is None:
         return functools.partial(stage.evaluate, params=params), False
     if platform == "cuda":
-        # Only here: a program that never fuses needs no native library.
-        importlib.import_module("swiglu_jax._native").register()
+        _native.register()
     return functools.partial(_fused, stage, choice.candidate, params), True
 
 
