@@ -52,7 +52,8 @@ def training_step(f: Callable[..., Any]) -> Callable[..., Any]:
 
     def step(*arrays: Any) -> Any:
         def loss(*a: Any) -> Any:
-            return (f(*a).astype(jnp.float32) ** 2).mean()
+            y = f(*a)
+            return (y.astype(jnp.promote_types(y.dtype, jnp.float32)) ** 2).mean()
 
         return jax.value_and_grad(loss, (0, 1, 2, 3))(*arrays)
 
