@@ -109,11 +109,14 @@ int launch_kernel(const void* config, void* kernel, void** arguments) {
   if (current->failed != CUDA_SUCCESS) return current->failed;
   return status_of([&] {
     if (current->rehearsal) {
-      // Modules load lazily; this loads the kernel into the current context.
+      // Modules load lazily; this loads the kernel into the current context. Drivers before 12.4
+      // have no cuFuncLoad: there it is asking for the function that loads it.
+      static const auto load =
+          reinterpret_cast<CUresult (*)(CUfunction)>(dlsym(driver::library(), "cuFuncLoad"));
       CUfunction function;
       const CUresult status =
           SWIGLU_JAX_CU(cuKernelGetFunction)(&function, static_cast<CUkernel>(kernel));
-      return status == CUDA_SUCCESS ? SWIGLU_JAX_CU(cuFuncLoad)(function) : status;
+      return status == CUDA_SUCCESS && load != nullptr ? load(function) : status;
     }
     const auto& given = *static_cast<const LaunchConfig*>(config);
     CUlaunchConfig launch{};
