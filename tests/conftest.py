@@ -41,7 +41,16 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 
 @pytest.fixture(scope="module")
-def fused_cpu_module():
+def on_cpu():
+    """Run a module's tests on (virtual) CPU devices, also where there is a GPU."""
+    before = jax.config.jax_default_device
+    jax.config.update("jax_default_device", jax.devices("cpu")[0])
+    yield
+    jax.config.update("jax_default_device", before)
+
+
+@pytest.fixture(scope="module")
+def fused_cpu_module(on_cpu):
     """The fused lowering on the CPU, for as long as a module's tests run (cpu_fused.py)."""
     from cpu_fused import fused_on_cpu  # noqa: PLC0415 (compiles and registers handlers)
 

@@ -25,7 +25,7 @@ import jaxlib
 import pytest
 from jax.interpreters import mlir
 
-from swiglu_jax import _device, _providers, _routes
+from swiglu_jax import _device, _providers, _routes, _tuning
 from swiglu_jax._candidate import Candidate, Declined, StageCall
 from swiglu_jax._stages import STAGES, _lowering
 
@@ -128,8 +128,10 @@ def fused_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FusedCpu]:
     monkeypatch.setattr(_routes, "PROVIDERS", _providers.PROVIDERS)
     # float32 too, so that what a transformation computes can be compared closely.
     monkeypatch.setattr(_routes, "FUSED_DTYPES", ("bfloat16", "float16", "float32"))
-    config = dataclasses.replace(_device.config, target=TARGET)
+    # A target, and no measuring on the GPU that may be there.
+    config = dataclasses.replace(_device.config, target=TARGET, tune=False)
     monkeypatch.setattr(_device, "config", config)
+    monkeypatch.setattr(_tuning, "config", config)
     rules = mlir_internal._platform_specific_lowerings["cpu"]
     for stage in STAGES.values():
         rule = functools.partial(_lowering.lower_fused, stage, platform="cpu")

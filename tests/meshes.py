@@ -19,9 +19,8 @@ def mesh(axis_type: AxisType = AxisType.Auto, **axes: int) -> jax.sharding.Mesh:
     count = 1
     for size in sizes:
         count *= size
-    return jax.make_mesh(
-        sizes, tuple(axes), axis_types=(axis_type,) * len(axes), devices=jax.devices()[:count]
-    )
+    devices = jax.devices("cpu")[:count]
+    return jax.make_mesh(sizes, tuple(axes), (axis_type,) * len(axes), devices=devices)
 
 
 PLANS: dict[str, tuple[dict[str, int], tuple[P, P, P]]] = {

@@ -21,6 +21,8 @@ import swiglu_jax
 from swiglu_jax import _compat
 from swiglu_jax._stages import STAGES
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 PACKAGE = Path(swiglu_jax.__file__).parent
 
 
@@ -149,7 +151,7 @@ def test_partitioners_of_plugins_are_registered_when_those_load():
 
 
 def test_where_programs_are_left_to_the_partitioner():
-    """One device and wholly manual shard_map: no; several devices, partly manual: yes."""
+    """One device, wholly manual shard_map: no; several devices, partly manual: yes."""
     seen = []
     probe = core.Primitive("probe")
     probe.def_abstract_eval(lambda x: x)

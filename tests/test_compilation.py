@@ -41,6 +41,8 @@ from cpu_fused import fused_on_cpu
 from meshes import mesh, op, training_step
 from support import problem
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 events = []
 jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
 jax.config.update("jax_compilation_cache_dir", sys.argv[1])

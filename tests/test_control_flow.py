@@ -7,6 +7,8 @@ from support import BOUNDS, check, float64, plain, problem
 
 from swiglu_jax import swiglu_mlp
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 BOUND = 20 * BOUNDS["float32"]
 stop = jax.lax.stop_gradient
 

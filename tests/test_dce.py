@@ -11,6 +11,8 @@ from support import BOUNDS, LAYOUTS, check, float64, plain, problem
 from swiglu_jax import swiglu_mlp
 from swiglu_jax._stages import STAGES, StageParams, down_dswiglu, gate_up
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 LEAD, WIDTH, HIDDEN = (2, 3), 8, 12
 BOUND = 10 * BOUNDS["float32"]
 

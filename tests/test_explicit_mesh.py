@@ -8,6 +8,8 @@ from jax.sharding import PartitionSpec as P
 from meshes import mesh, op, place
 from support import ARGUMENTS, BOUNDS, LAYOUTS, check, float64, plain, problem
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 ROWS, WIDTH, HIDDEN = 8, 16, 32
 BOUND = 20 * BOUNDS["float32"]
 PLANS = {

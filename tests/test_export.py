@@ -14,6 +14,8 @@ from support import BOUNDS, LAYOUTS, check, float64, plain, problem
 
 from swiglu_jax import _device
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 ROWS, WIDTH, HIDDEN = 8, 16, 32
 BOUND = 20 * BOUNDS["float32"]
 CALLS = [

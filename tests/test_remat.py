@@ -10,6 +10,8 @@ from support import ARGUMENTS, BOUNDS, LAYOUTS, check, float64, kept_activations
 
 from swiglu_jax import swiglu_mlp
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 LEAD, WIDTH, HIDDEN = (6,), 8, 12
 BOUND = 10 * BOUNDS["float32"]
 

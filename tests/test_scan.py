@@ -9,6 +9,8 @@ from support import BOUNDS, LAYOUTS, check, float64, plain, problem
 
 from swiglu_jax import swiglu_mlp
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 BOUND = 20 * BOUNDS["float32"]
 
 

@@ -8,6 +8,8 @@ from support import BOUNDS, LAYOUTS, check, float64, plain, problem
 
 from swiglu_jax import swiglu_mlp
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 SIZES = ((3,), 4, 6)
 BOUND = 50 * BOUNDS["float32"]
 

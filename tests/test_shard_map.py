@@ -10,6 +10,8 @@ from jax.sharding import PartitionSpec as P
 from meshes import mesh, op, place
 from support import BOUNDS, check, float64, plain, problem
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 ROWS, WIDTH, HIDDEN = 8, 16, 32
 BOUND = 20 * BOUNDS["float32"]
 SPECS = {
@@ -146,6 +148,19 @@ def test_partly_manual_leaves_the_rest_to_the_partitioner(rng, fused_cpu):
     want = jax.grad(lambda *a: (plain(*a) ** 2).mean(), (0, 1, 2, 3))(*arrays)
     check(got, [float64(a) for a in want], BOUND)
     assert {c.sizes for c in fused_cpu.take_calls(got)} == {(ROWS // 2, WIDTH, HIDDEN // 4)}
+
+
+@pytest.mark.parametrize("sizes", [(4, 1), (1, 4), (1, 1)], ids=str)
+def test_partly_manual_with_axes_of_one_device(rng, fused_cpu, sizes):
+    """Nothing is left to divide, or nothing is manual: neither may confuse the partitioner."""
+    on = mesh(dp=sizes[0], tp=sizes[1])
+    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
+    specs = (P("dp"), P(), P(), P())
+    f = jax.shard_map(op(), mesh=on, in_specs=specs, out_specs=P("dp"), axis_names={"dp"})
+    got = jax.jit(jax.grad(lambda *a: (f(*a) ** 2).mean(), (0, 1, 2, 3)))(*arrays)
+    want = jax.grad(lambda *a: (plain(*a) ** 2).mean(), (0, 1, 2, 3))(*arrays)
+    check(got, [float64(a) for a in want], BOUND)
+    assert {c.sizes for c in fused_cpu.take_calls(got)} == {(ROWS // sizes[0], WIDTH, HIDDEN)}
 
 
 def test_inside_scan_inside_shard_map(rng, implementation):

@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec as P
 from meshes import PLANS, collectives, mesh, op, place, shardings, training_step
 from support import BOUNDS, LAYOUTS, check, float64, plain, problem
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 ROWS, WIDTH, HIDDEN = 320, 24, 48
 """More rows than columns, as in training: Shardy keeps the division of the larger operand where
 two compete for a mesh axis, and would divide I and gather x if weights were larger."""
@@ -246,3 +248,23 @@ def test_a_cuda_lowering_holds_the_calls_and_all_that_the_choice_depends_on(rng,
         assert "sm_90a" in said["for"]
     assert "need_replication" in text
     assert "stablehlo.transpose" not in text
+
+
+def test_pmap(rng, fused_cpu):
+    arrays = problem(rng, (4, 8), WIDTH, HIDDEN)
+    got = jax.pmap(op(), in_axes=(0, None, None, None))(*arrays)
+    check([got], [float64(plain(*arrays))], BOUND)
+    assert {c.sizes for c in fused_cpu.take_calls(got)} == {(8, WIDTH, HIDDEN)}
+
+
+def test_without_shardy_xla_divides_its_own_form_and_fused_says_why(rng, fused_cpu):
+    arrays, on = _plan(rng, "dp x tp")
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        got = jax.jit(op("OI", None), in_shardings=tuple(on))(*arrays)
+        with pytest.raises(NotImplementedError, match="Shardy partitioner, which is off"):
+            jax.jit(op(), in_shardings=tuple(on)).lower(*arrays)
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+    check([got], [float64(plain(*arrays))], BOUND)
+    assert fused_cpu.take_calls(got) == []

@@ -9,6 +9,8 @@ from support import ARGUMENTS, BOUNDS, LAYOUTS, check, float64, plain, problem, 
 
 from swiglu_jax import swiglu_mlp
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 SIZE, ROWS, WIDTH, HIDDEN = 3, 5, 8, 12
 SUBSETS = [s for k in range(1, 5) for s in itertools.combinations(range(4), k)]
 BOUND = 10 * BOUNDS["float32"]
