@@ -134,12 +134,13 @@ def offloaded_equations(eqn: Any, where: Any) -> tuple[Any, Any, list[core.Var]]
 def left_to_partitioner(ctx: Any) -> bool:
     """Whether XLA will divide what is being lowered among devices.
 
-    False on one device, and inside a shard_map that is manual over its whole mesh: there shapes
-    are already those that one device sees.
+    False on one device, and inside a shard_map that is manual over every axis longer than one:
+    there shapes are already those that one device sees.
     """
     context = ctx.module_context.axis_context
     if isinstance(context, sharding_impls.SPMDAxisContext):
-        return set(context.manual_axes) != set(context.mesh.axis_names)
+        sizes = context.mesh.shape
+        return any(sizes[name] > 1 for name in sizes if name not in context.manual_axes)
     return context.num_devices > 1
 
 
