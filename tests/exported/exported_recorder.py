@@ -153,9 +153,25 @@ class Recorder:
         ``changes`` overrides attributes (outputs, weight_layout, kernel), the handler, or makes
         a function of the driver fail (fail, status).
         """
+        request = self.request(
+            variant, operands, results, stage=stage, stream=stream, ordinal=ordinal
+        )
+        return _recording(self.ask(request | changes))
+
+    @staticmethod
+    def request(
+        variant: KernelVariant,
+        operands: Sequence[Buffer],
+        results: Sequence[Buffer],
+        *,
+        stage: str = "execute",
+        stream: int = STREAM,
+        ordinal: int = 0,
+    ) -> dict[str, Any]:
+        """A call in the worker's words."""
         suffix = "" if stage == "execute" else f"_{stage}"
         buffers = [*operands, *results]
-        request = {
+        return {
             "handler": f"swiglu_jax_exported_{variant.stage}{suffix}",
             "stage": STAGES[stage],
             "stream": stream,
@@ -167,8 +183,7 @@ class Recorder:
             "outputs": outputs_mask(variant),
             "weight_layout": variant.weight_layout,
             "kernel": variant.name,
-        } | changes
-        return _recording(self.ask(request))
+        }
 
     def run(
         self, variant: KernelVariant, lead: Sequence[int], h: int, i: int, **changes: Any

@@ -190,6 +190,30 @@ def test_each_device_runs_its_own_calls(recording_build: Path) -> None:
     recorder.close()
 
 
+def test_threads_call_at_once(recording_build: Path) -> None:
+    """Each on a stream and device of its own: loaded once, and no thread sees another's stream."""
+    recorder = Recorder(recording_build, "sm_100a", devices=2)
+    requests = [
+        recorder.request(
+            BACKWARD, *buffers_of(BACKWARD, (64 * (k + 1),), 136, 208), stream=0x1000 * (k + 1),
+            ordinal=k % 2,
+        )
+        for k in range(8)
+    ]  # fmt: skip
+    for round_number in range(20):
+        answer = recorder.ask({"at_once": requests})
+        assert answer["errors"] == [""] * 8
+        launches = [e for e in answer["events"] if e["event"] == "launch"]
+        seen = {(e["stream"], e["device"], bytes.fromhex(e["parameters"][0])) for e in launches}
+        assert seen == {
+            (r["stream"], r["ordinal"], (64 * (k + 1)).to_bytes(8, "little"))
+            for k, r in enumerate(requests)
+        }
+        loads = [e for e in answer["events"] if e["event"] == "load"]
+        assert len(loads) == (1 if round_number == 0 else 0)
+    recorder.close()
+
+
 def test_another_architecture_is_refused(recorder_of: Callable) -> None:
     refused = recorder_of("sm_90a").run(BACKWARD, *SHAPE)
     assert not refused.launches

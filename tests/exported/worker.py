@@ -8,6 +8,8 @@ input is a request, each line of standard output its answer.
 import ctypes
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 
 class Buffer(ctypes.Structure):
@@ -47,30 +49,42 @@ def main() -> None:
 
     for path in sys.argv[3:]:
         native.swiglu_jax_exported_add_library(path.encode())
+
+    def call(request: dict[str, Any]) -> str:
+        buffers = (Buffer * len(request["buffers"]))(
+            *(
+                Buffer(b["dtype"], len(b["dims"]), (ctypes.c_int64 * 4)(*b["dims"]), b["data"])
+                for b in request["buffers"]
+            )
+        )
+        given = Call(
+            request["stage"], request["stream"], request["ordinal"], request["operands"],
+            len(buffers) - request["operands"], buffers, request["outputs"],
+            request["weight_layout"].encode(), request["kernel"].encode(),
+        )  # fmt: skip
+        handler = getattr(native, request["handler"])
+        return text(frame.test_call(handler, ctypes.byref(given)), frame.test_free)
+
+    def events() -> list[dict[str, Any]]:
+        taken = text(driver.recording_take(), driver.recording_free)
+        return [json.loads(event) for event in taken.splitlines()]
+
     for line in sys.stdin:
         request = json.loads(line)
         if "add_library" in request:
             native.swiglu_jax_exported_add_library(request["add_library"].encode())
-            answer = {}
+            answer: dict[str, Any] = {}
         elif "traits" in request:
             answer = {"traits": frame.test_traits(getattr(native, request["traits"]))}
+        elif "at_once" in request:
+            # ctypes lets go of the interpreter's lock for the length of a call.
+            driver.recording_fail(b"", 0)
+            with ThreadPoolExecutor(len(request["at_once"])) as pool:
+                errors = list(pool.map(call, request["at_once"]))
+            answer = {"errors": errors, "events": events()}
         else:
             driver.recording_fail(request.get("fail", "").encode(), request.get("status", 0))
-            buffers = (Buffer * len(request["buffers"]))(
-                *(
-                    Buffer(b["dtype"], len(b["dims"]), (ctypes.c_int64 * 4)(*b["dims"]), b["data"])
-                    for b in request["buffers"]
-                )
-            )
-            call = Call(
-                request["stage"], request["stream"], request["ordinal"], request["operands"],
-                len(buffers) - request["operands"], buffers, request["outputs"],
-                request["weight_layout"].encode(), request["kernel"].encode(),
-            )  # fmt: skip
-            handler = getattr(native, request["handler"])
-            error = text(frame.test_call(handler, ctypes.byref(call)), frame.test_free)
-            events = text(driver.recording_take(), driver.recording_free)
-            answer = {"error": error, "events": [json.loads(e) for e in events.splitlines()]}
+            answer = {"error": call(request), "events": events()}
         print(json.dumps(answer), flush=True)
 
 
