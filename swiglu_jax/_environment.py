@@ -12,6 +12,7 @@ from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
 from swiglu_jax._target import CPU
 from swiglu_jax._version import __version__
+from swiglu_jax.kernels import _manifest
 
 PACKAGES = (
     "jax", "jaxlib", "jax-cuda13-plugin", "flax", "nvidia-cudnn-cu13",
@@ -43,6 +44,8 @@ def environment_report() -> dict[str, Any]:
         },
         "target": target,
         "stages": {stage: _routes_of(stage, target) for stage in _TYPICAL},
+        "kernels": _manifest.summary(_manifest.installed()),
+        "kernels_compiled_with": _manifest.installed().versions,
     }
 
 
@@ -77,4 +80,10 @@ def format_report(report: dict[str, Any]) -> str:
         for route, kernels in routes["serving"].items():
             lines += [f"    {route:<9} {kernel}" for kernel in kernels]
         lines += [f"    not {route}: {why}" for route, why in routes["declined"].items()]
+    compilers = ", ".join(f"{k} {v}" for k, v in report["kernels_compiled_with"].items())
+    lines.append(f"exported kernels: {len(report['kernels'])}, compiled with {compilers or '-'}")
+    for k in report["kernels"]:
+        shape = f"{k['tile']}, cluster {k['cluster']}"
+        bytes_ = k["residual_alignment"] or k["alignment"]
+        lines.append(f"  {k['name']:<60} {shape}, {bytes_}-byte aligned, {k['digest']}")
     return "\n".join(lines)

@@ -47,6 +47,28 @@ class Manifest:
         return [self.folder / library_name(arch) for arch in self.architectures]
 
 
+def summary(manifest: Manifest) -> list[dict[str, Any]]:
+    """What is installed, for a report: a JSON object for each kernel, in the manifest's order."""
+    return [
+        {
+            "name": v.name,
+            "architecture": v.arch,
+            "stage": v.stage,
+            "outputs": list(v.outputs),
+            "weight_layout": v.weight_layout,
+            "dtype": v.dtype,
+            "tile": "x".join(map(str, v.tile)),
+            "cluster": "x".join(map(str, v.cluster)),
+            "multiples": {"M": v.m_multiple, "H": v.h_multiple, "I": v.i_multiple},
+            "alignment": v.alignment,
+            "residual_alignment": v.residual_alignment if v.stage == "down_dswiglu" else None,
+            "digest": kernel.digest,
+        }
+        for kernel in manifest.kernels
+        for v in (kernel.variant,)
+    ]
+
+
 def _decode_variant(entry: dict[str, Any]) -> KernelVariant:
     known = {field.name for field in dataclasses.fields(KernelVariant)}
     values: dict[str, Any] = {
