@@ -1,6 +1,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <cudnn_frontend/thirdparty/nlohmann/json.hpp>
+#include <map>
+#include <mutex>
 #include <string>
 
 #include "ffi/cudnn_library.h"
@@ -28,6 +30,17 @@ char* answer(const Function& function) {
     result = {{"error", error.what()}};
   }
   return strdup(result.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+}
+
+// One handle per device for all tuning, which is done one graph at a time: two that are timed at
+// once would time each other.
+std::mutex tuning_mutex;
+
+const cudnn::Device& tuning_device(int ordinal) {
+  static auto& devices = *new std::map<int, cudnn::Device>;
+  const auto found = devices.find(ordinal);
+  if (found != devices.end()) return found->second;
+  return devices.emplace(ordinal, cudnn::current_device_with_handle()).first->second;
 }
 
 cudnn::GraphSpec spec_of(const swiglu_jax_graph& graph) {
@@ -88,10 +101,16 @@ char* swiglu_jax_cudnn_build(const swiglu_jax_graph* graph, const char* descript
     for (size_t index = 0; index < plans->size(); ++index) {
       if (!plans->build(index, cudnn::kWorkspaceCap)) continue;
       const cudnn::Plans::Entry& entry = plans->entry(index);
+      json buffers = json::array();
+      for (const cudnn::Plans::Buffer& buffer : plans->buffers()) {
+        buffers.push_back(
+            {{"name", buffer.name}, {"dims", buffer.dims}, {"strides", buffer.strides}});
+      }
       return {{"plan", entry.name},
               {"tag", entry.tag},
               {"workspace", entry.workspace},
-              {"plans", plans->size()}};
+              {"plans", plans->size()},
+              {"buffers", buffers}};
     }
     throw Refused("none of cuDNN's " + std::to_string(plans->size()) +
                   " plans builds; the first: " + plans->entry(0).refusal);
@@ -106,7 +125,8 @@ char* swiglu_jax_cudnn_tune(const swiglu_jax_graph* graph, int device, int64_t m
     cudnn::TuningLimits limits;
     if (most_plans > 0) limits.plans = static_cast<size_t>(most_plans);
     if (memory_cap > 0) limits.memory = memory_cap;
-    const cudnn::Tuning tuning = tune(spec, cudnn::current_device_with_handle(), limits);
+    const std::lock_guard<std::mutex> lock(tuning_mutex);
+    const cudnn::Tuning tuning = tune(spec, tuning_device(device), limits);
     const cudnn::Trial& fastest = tuning.fastest();
     json trials = json::array();
     for (const cudnn::Trial& trial : tuning.trials) {

@@ -49,7 +49,7 @@ class Builder {
         dswiglu(/*fused=*/true);
         break;
       case Kind::kDgrad:
-        output(matmul(activation("dy", spec_.h), weight("w_down", spec_.h, spec_.i), "dh"));
+        output(dgrad());
         break;
       case Kind::kDswiglu:
         dswiglu(/*fused=*/false);
@@ -77,14 +77,16 @@ class Builder {
     if (spec_.outputs & kUp) output(up);
   }
 
+  // Operands are numbered as they are made, so each is a statement of its own: the order in which a
+  // call's arguments are evaluated is the compiler's choice.
+  Tensor dgrad() {
+    const Tensor dy = activation("dy", spec_.h);
+    const Tensor w_down = weight("w_down", spec_.h, spec_.i);
+    return matmul(dy, w_down, "dh");
+  }
+
   void dswiglu(bool fused) {
-    Tensor dh;
-    if (fused) {
-      const Tensor dy = activation("dy", spec_.h);
-      dh = matmul(dy, weight("w_down", spec_.h, spec_.i), "dh");
-    } else {
-      dh = activation("dh", spec_.i);
-    }
+    const Tensor dh = fused ? dgrad() : activation("dh", spec_.i);
     const Tensor gate = activation("gate", spec_.i);
     const Tensor up = spec_.reads_up() ? activation("up", spec_.i) : nullptr;
     const Tensor silu = spec_.outputs & (kDup | kRecomputedH) ? swish(gate) : nullptr;
@@ -185,7 +187,7 @@ std::pair<int64_t, std::unordered_map<fe::KnobType_t, int64_t>> parse_plan_name(
            equals == '=';
     knobs[static_cast<fe::KnobType_t>(knob)] = value;
   }
-  if (!good) throw Refused("'" + name + "' does not name a cuDNN plan (as in e11;14=1,15=2)");
+  if (!good) throw Refused("'" + name + "' does not name a cuDNN plan (as in e7;12=21)");
   return {engine, knobs};
 }
 
@@ -292,6 +294,16 @@ std::unique_ptr<Plans> Plans::named(const GraphSpec& spec, const Device& device,
   return plans;
 }
 
+std::vector<Plans::Buffer> Plans::buffers() const {
+  std::vector<Buffer> all;
+  for (int64_t uid : impl_->uids) {
+    fe::graph::Tensor_attributes tensor;
+    check(impl_->graph->query_tensor_attributes_of_uid(uid, tensor));
+    all.push_back({tensor.get_name(), tensor.get_dim(), tensor.get_stride()});
+  }
+  return all;
+}
+
 size_t Plans::size() const { return impl_->entries.size(); }
 
 const Plans::Entry& Plans::entry(size_t index) const { return impl_->entries[index]; }
@@ -335,5 +347,7 @@ cudnnContext* create_handle() {
   }
   return handle;
 }
+
+void destroy_handle(cudnnContext* handle) { fe::detail::destroy_handle(handle); }
 
 }  // namespace swiglu_jax::cudnn

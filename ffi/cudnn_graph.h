@@ -55,7 +55,7 @@ struct Device {
 
 // Plans for one graph on one device.
 //
-// A plan is named by its engine and knobs ("e11;14=1,15=2"): with the same cuDNN version and the
+// A plan is named by its engine and knobs ("e7;12=21"): with the same cuDNN version and the
 // same kind of device the name rebuilds exactly that plan, which is what makes a choice that was
 // timed once worth keeping. Knob numbers are the frontend's, which never renumbers them.
 class Plans {
@@ -75,6 +75,13 @@ class Plans {
                                       const std::string& name);
   ~Plans();
 
+  // The graph's buffers as cuDNN was told of them, in the order in which a run takes them.
+  struct Buffer {
+    std::string name;
+    std::vector<int64_t> dims, strides;
+  };
+  std::vector<Buffer> buffers() const;
+
   size_t size() const;
   const Entry& entry(size_t index) const;
   // Builds a plan unless its workspace exceeds the cap; false, with the entry's refusal set, if
@@ -92,7 +99,9 @@ class Plans {
   std::unique_ptr<Impl> impl_;
 };
 
-// A cuDNN handle for the current context. Never destroyed: a captured graph can outlive any scope.
+// A cuDNN handle for the current context. One that a plan was run with is never destroyed: a
+// captured graph can outlive any scope.
 cudnnContext* create_handle();
+void destroy_handle(cudnnContext* handle);
 
 }  // namespace swiglu_jax::cudnn

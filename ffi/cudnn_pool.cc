@@ -80,11 +80,18 @@ class Pool {
       plan = chosen_.empty() ? key_.plan : chosen_;
     }
     const Device device = current_device_with_handle();
-    if (plan.empty()) plan = tune(key_.spec, device, TuningLimits{}).fastest().name;
-    std::unique_ptr<Plans> built = Plans::named(key_.spec, device, plan);
-    if (built->entry(0).workspace > kWorkspaceCap) {
-      throw Refused("cuDNN plan " + plan + " needs a workspace of " +
-                    std::to_string(built->entry(0).workspace) + " bytes");
+    std::unique_ptr<Plans> built;
+    try {
+      if (plan.empty()) plan = tune(key_.spec, device, TuningLimits{}).fastest().name;
+      built = Plans::named(key_.spec, device, plan);
+      if (built->entry(0).workspace > kWorkspaceCap) {
+        throw Refused("cuDNN plan " + plan + " needs a workspace of " +
+                      std::to_string(built->entry(0).workspace) + " bytes");
+      }
+    } catch (...) {
+      built.reset();
+      destroy_handle(device.handle);
+      throw;
     }
     {
       std::lock_guard<std::mutex> lock(mutex_);

@@ -108,12 +108,13 @@ double TrialBuffers::operand(size_t buffer, int64_t index) const {
   return to_double(noise_[element % kPeriod], spec_.dtype);
 }
 
-double TrialBuffers::result(size_t number, int64_t index) const {
+std::vector<uint16_t> TrialBuffers::result_row(size_t number, int64_t row) const {
   const size_t buffer = offsets_.size() - results_ + number;
-  uint16_t bits = 0;
-  const auto at = static_cast<CUdeviceptr>(offsets_[buffer] + index * kElement);
-  driver::check(SWIGLU_JAX_CU(cuMemcpyDtoH)(&bits, base_ + at, sizeof bits), "cuMemcpyDtoH");
-  return to_double(bits, spec_.dtype);
+  std::vector<uint16_t> bits(static_cast<size_t>(spec_.i));
+  const auto at = static_cast<CUdeviceptr>(offsets_[buffer] + row * spec_.i * kElement);
+  driver::check(SWIGLU_JAX_CU(cuMemcpyDtoH)(bits.data(), base_ + at, bits.size() * kElement),
+                "cuMemcpyDtoH");
+  return bits;
 }
 
 std::vector<double> TrialBuffers::expected(int64_t row, int64_t column) const {
@@ -158,10 +159,13 @@ std::string TrialBuffers::verdict(CUstream stream) const {
   std::vector<double> off(results_, 0);
   std::vector<double> size(results_, 0);
   for (int64_t row : places(spec_.m, kRows)) {
+    std::vector<std::vector<uint16_t>> found;
+    for (size_t number = 0; number < results_; ++number) found.push_back(result_row(number, row));
     for (int64_t column : places(spec_.i, kColumns)) {
       const std::vector<double> wanted = expected(row, column);
       for (size_t number = 0; number < results_; ++number) {
-        const double difference = result(number, row * spec_.i + column) - wanted[number];
+        const uint16_t bits = found[number][static_cast<size_t>(column)];
+        const double difference = to_double(bits, spec_.dtype) - wanted[number];
         off[number] += difference * difference;
         size[number] += wanted[number] * wanted[number];
       }

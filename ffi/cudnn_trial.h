@@ -36,7 +36,8 @@ class TrialBuffers {
   double operand(size_t buffer, int64_t index) const;
   // Result number `index` in `spec_`'s order, for every result.
   std::vector<double> expected(int64_t row, int64_t column) const;
-  double result(size_t number, int64_t index) const;
+  // One row of a result, as it is on the GPU.
+  std::vector<uint16_t> result_row(size_t number, int64_t row) const;
 
   GraphSpec spec_;
   std::vector<uint16_t> noise_;

@@ -120,7 +120,7 @@ def test_a_plan_that_cannot_be_built_is_an_error_with_cudnns_reason(
     call = stage_call(GATE_UP, 1)
     arrays = gpu.operands(rng, call, LEAD)
     with pytest.raises(Exception, match="cudnn route: cuDNN: "):
-        jax.block_until_ready(jax.jit(gpu.handler(GATE_UP, call, LEAD, "e4000;24=1"))(*arrays))
+        jax.block_until_ready(jax.jit(gpu.handler(GATE_UP, call, LEAD, "e4000;12=1"))(*arrays))
 
 
 @pytest.mark.parametrize("mask", [2, 3, 5])

@@ -147,7 +147,7 @@ B = lambda *dims: Buffer("bfloat16", dims)
 gate_up = [B(6, 16), B(24, 16), B(24, 16)], [B(6, 24)]
 down = [B(6, 16), B(16, 24), B(6, 24)], [B(6, 24)]
 print(xla.call("swiglu_jax_cudnn_gate_up", *gate_up, outputs=1, stage="initialize"))
-print(xla.call("swiglu_jax_cudnn_gate_up", *gate_up, outputs=1, plan="e7;24=21"))
+print(xla.call("swiglu_jax_cudnn_gate_up", *gate_up, outputs=1, plan="e7;12=21"))
 two = "swiglu_jax_cudnn_down_dswiglu_two_step"
 print(xla.call(two, *down, outputs=2))
 print(xla.call(two, down[0], [*down[1], Buffer("uint8", (8,))], outputs=2))

@@ -1,6 +1,6 @@
 """Times every plan of cuDNN's heuristics for the graphs of both stages; prints JSON lines.
 
-    python tests/native/time_plans.py [--plans N] M,H,I [M,H,I ...]
+    python tests/native/time_plans.py --shapes 8192,5120,17408 2048,1024,3072
 
 Each line: graph, outputs, layout, sizes, and what the native library's tuning answers.
 """
@@ -26,13 +26,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--plans", type=int, default=_cudnn.TUNING_PLANS)
     parser.add_argument("--largest-sets", action="store_true")
+    parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
     parser.add_argument("--layout", default="OI")
-    parser.add_argument("shapes", nargs="+")
+    parser.add_argument("--shapes", nargs="+", required=True, metavar="M,H,I")
     arguments = parser.parse_args()
     jax.devices("cuda")
     for shape in arguments.shapes:
         m, h, i = (int(n) for n in shape.split(","))
-        for graph, sets in GRAPHS.items():
+        for graph in arguments.graphs:
+            sets = GRAPHS[graph]
             stage = "gate_up" if graph == "gate_up" else "down_dswiglu"
             for outputs in sets[-1:] if arguments.largest_sets else sets:
                 call = StageCall(stage, outputs, arguments.layout, "bfloat16", m, h, i)
