@@ -145,7 +145,8 @@ void pack_cute2d(const SwigluJaxKernel& kernel, const StageCall& call, const Add
 }
 
 // One problem of C[M, N] = A[M, K] B[K, N] with N = I, K = H and a batch of 1: its sizes and every
-// stride as integers, then A as (M, K, 1), B as (N, K, 1), gate and up as (1, M, N), C as (M, N, 1).
+// stride as integers, then A as (M, K, 1), B as (N, K, 1), gate and up as (1, M, N), C as (M, N, 1);
+// C before gate and up in the second form.
 void pack_frost(const SwigluJaxKernel& kernel, const StageCall& call, const Addresses& at,
                 CUstream stream, Arguments* arguments) {
   const int64_t m = call.m;
@@ -172,13 +173,22 @@ void pack_frost(const SwigluJaxKernel& kernel, const StageCall& call, const Addr
   for (size_t w = 0; w < weights; ++w) {
     arguments->tensor(at.operands[1 + w], {n, k, 1}, {b_n, b_k, n * k});
   }
-  if (!gate_up) {
-    for (size_t r = 2; r < at.operands.size(); ++r) {
+  const auto residuals = [&] {
+    for (size_t r = 2; !gate_up && r < at.operands.size(); ++r) {
       arguments->tensor(at.operands[r], {1, m, n}, {m * n, n, 1});
     }
-  }
-  for (const int32_t output : kernel.entry_outputs) {
-    if (output >= 0) arguments->tensor(at.outputs[output], {m, n, 1}, {n, 1, m * n});
+  };
+  const auto outputs = [&] {
+    for (const int32_t output : kernel.entry_outputs) {
+      if (output >= 0) arguments->tensor(at.outputs[output], {m, n, 1}, {n, 1, m * n});
+    }
+  };
+  if (kernel.abi == kSwigluJaxFrostStg) {
+    outputs();
+    residuals();
+  } else {
+    residuals();
+    outputs();
   }
   arguments->pointer(stream);
 }
@@ -241,7 +251,7 @@ void check_addresses(const SwigluJaxKernel& kernel, const StageCall& call) {
 void call_entry(const SwigluJaxKernel& kernel, const StageCall& call, int ordinal, CUstream stream,
                 bool rehearsal) {
   Arguments arguments(ordinal, static_cast<uint8_t>(kernel.dlpack_code));
-  const auto pack = kernel.abi == kSwigluJaxFrost ? pack_frost : pack_cute2d;
+  const auto pack = kernel.abi == kSwigluJaxCute2d ? pack_cute2d : pack_frost;
   pack(kernel, call, addresses_of(call, rehearsal), stream, &arguments);
 
   EntryCall entry_call;

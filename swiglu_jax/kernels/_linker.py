@@ -70,7 +70,11 @@ def _table(variants: Sequence[KernelVariant]) -> str:
             "stage": {"gate_up": "kSwigluJaxGateUp", "down_dswiglu": "kSwigluJaxDownDswiglu"}[
                 v.stage
             ],
-            "abi": {"cute2d": "kSwigluJaxCute2d", "frost": "kSwigluJaxFrost"}[v.abi],
+            "abi": {
+                "cute2d": "kSwigluJaxCute2d",
+                "frost": "kSwigluJaxFrost",
+                "frost_stg": "kSwigluJaxFrostStg",
+            }[v.abi],
             "outputs": sum(1 << canonical.index(o) for o in v.outputs),
             "entry_outputs": "{" + ", ".join(map(str, order)) + "}",
             "layout_oi": int(v.weight_layout == "OI"),

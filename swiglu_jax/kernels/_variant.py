@@ -8,7 +8,7 @@ STAGE_OUTPUTS = {
 }
 """A stage's outputs in canonical order: the order of an entry's outputs and of XLA's results."""
 
-ABIS = ("cute2d", "frost")
+ABIS = ("cute2d", "frost", "frost_stg")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class KernelVariant:
     ctas: int = 1
     """Thread blocks that share one tensor-core instruction (2 on SM100 only)."""
     abi: str = "cute2d"
-    """"cute2d" or "frost": README.md says what the entry takes."""
+    """"cute2d", "frost" or "frost_stg": README.md says what the entry takes."""
     entry_outputs: tuple[str, ...] = ()
     """The order in which the entry takes its outputs; empty: the canonical order."""
     m_multiple: int = 1

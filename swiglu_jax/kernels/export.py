@@ -29,7 +29,9 @@ if __name__ in ("__main__", "__mp_main__"):  # the second is this file in a work
 from swiglu_jax.kernels import _linker, _manifest  # noqa: E402
 from swiglu_jax.kernels._variant import KernelVariant  # noqa: E402
 
-MODULES = ("sm90", "sm100")
+MODULES = ("sm90", "sm100", "sm120")
+BUILT_ON = {"sm120": ("sm100",)}
+"""Modules whose sources a module's kernels depend on besides its own."""
 PACKAGES = (
     "nvidia-cudnn-frontend",
     "nvidia-cutlass-dsl",
@@ -57,7 +59,8 @@ def digest(variant: KernelVariant, module: str) -> str:
     """Names everything that a variant's object depends on: 16 hexadecimal digits."""
     summary = hashlib.sha256(json.dumps(dataclasses.asdict(variant), sort_keys=True).encode())
     summary.update(json.dumps(versions(), sort_keys=True).encode())
-    sources = [s for s in sorted((KERNELS / module).glob("*.py")) if s.name != LISTING]
+    modules = (module, *BUILT_ON.get(module, ()))
+    sources = [s for m in modules for s in sorted((KERNELS / m).glob("*.py")) if s.name != LISTING]
     for source in [*sources, *(KERNELS / s for s in SHARED_SOURCES)]:
         summary.update(source.name.encode() + b"\0" + source.read_bytes())
     return summary.hexdigest()[:16]

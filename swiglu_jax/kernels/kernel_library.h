@@ -43,7 +43,7 @@ typedef struct SwigluJaxRuntime {
 } SwigluJaxRuntime;
 
 enum { kSwigluJaxGateUp = 0, kSwigluJaxDownDswiglu = 1 };
-enum { kSwigluJaxCute2d = 0, kSwigluJaxFrost = 1 };
+enum { kSwigluJaxCute2d = 0, kSwigluJaxFrost = 1, kSwigluJaxFrostStg = 2 };
 
 // One kernel, as swiglu_jax/kernels/_variant.py describes it.
 typedef struct SwigluJaxKernel {

@@ -19,7 +19,7 @@ DTYPES = {"uint8": 6, "float16": 10, "float32": 11, "bfloat16": 16}
 """XLA_FFI_DataType of jaxlib's c_api.h."""
 STAGES = {"initialize": 2, "execute": 3}
 """XLA_FFI_ExecutionStage."""
-MODELS = {"sm_90a": "H200", "sm_100a": "B200", "sm_103a": "B300"}
+MODELS = {"sm_90a": "H200", "sm_100a": "B200", "sm_103a": "B300", "sm_120a": "RTX"}
 STREAM = 0xFEED00
 BASE = 0x7000_0000_0000
 SPACING = 1 << 40

@@ -4,11 +4,12 @@ Run as a file: it makes its process pretend to be on a B200. Arguments: m h i, t
 variants. Nothing is compiled.
 """
 
+import importlib
 import json
 import sys
 from typing import Any
 
-from swiglu_jax.kernels import sm100
+from swiglu_jax.kernels import sm100, sm120
 from swiglu_jax.kernels.sm100 import _device, _graphs, _pitch, _recipe
 
 
@@ -17,10 +18,11 @@ class Rendered(Exception):
 
 
 def sources(name: str, shape: _pitch.Shape) -> dict[str, Any]:
-    variant = next(v for v in sm100.variants() if v.name == name)
+    variant = next(v for v in (*sm100.variants(), *sm120.variants()) if v.name == name)
     _device.pretend(variant.arch)
 
-    import cudnn.gemm.frost.sm100.compiler as compiler  # noqa: PLC0415
+    family = _recipe.family_of(variant)
+    compiler = importlib.import_module(family.compiler)
     from cudnn.gemm.frost.tile_config import by_name  # noqa: PLC0415
 
     found: list[str] = []
@@ -32,13 +34,13 @@ def sources(name: str, shape: _pitch.Shape) -> dict[str, Any]:
     compiler._import_kernel, original = stop, compiler._import_kernel
     graph, auxiliaries = getattr(_graphs, variant.stage)(variant, shape)
     try:
-        compiler.jit_from_cudnn_graph(graph, by_name(_recipe.tile_name(variant)))
+        compiler.jit_from_cudnn_graph(graph, by_name(family.tile_name(variant)))
     except Rendered:
         pass
     finally:
         compiler._import_kernel = original
     (source,) = found
-    rewritten = _pitch.read_pitch_from_problem(source, tuple(auxiliaries), shape)
+    rewritten = family.read_pitch(source, tuple(auxiliaries), shape)
     return {"auxiliaries": auxiliaries, "source": source, "rewritten": rewritten}
 
 

@@ -4,7 +4,7 @@
 // driver checks (tensor maps, launch limits), and keeps every tensor map and launch as JSON, for a
 // test to take. Nothing runs. Kernel parameters are found through the cubin's own .nv.info.
 //
-// RECORDING_MODEL: B200 (default), B300 or H200. RECORDING_DEVICES: how many (default 1).
+// RECORDING_MODEL: B200 (default), B300, H200 or RTX (PRO 6000). RECORDING_DEVICES: how many (default 1).
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <elf.h>
@@ -20,7 +20,6 @@
 
 #define EXPORT __attribute__((visibility("default")))
 enum { kMostKernels = 8, kMostParameters = 32, kMostDevices = 8, kMapMagic = 0x70616d53 };
-enum { kSharedLimit = 232448 };
 
 struct parameter {
   unsigned offset, size;
@@ -90,9 +89,22 @@ static int device_count(void) {
   return text ? atoi(text) : 1;
 }
 
-static const char *model(void) {
+struct model {
+  const char *name;
+  int major, minor, multiprocessors;
+  int shared_limit;  // bytes of shared memory that a block may opt in to
+};
+
+static const struct model *model(void) {
+  static const struct model models[] = {{"B200", 10, 0, 148, 232448},
+                                        {"B300", 10, 3, 148, 232448},
+                                        {"H200", 9, 0, 132, 232448},
+                                        {"RTX", 12, 0, 188, 101376}};
   const char *text = getenv("RECORDING_MODEL");
-  return text ? text : "B200";
+  for (size_t k = 0; text && k < sizeof models / sizeof *models; ++k) {
+    if (!strcmp(text, models[k].name)) return &models[k];
+  }
+  return &models[0];
 }
 
 EXPORT CUresult cuInit(unsigned flags) {
@@ -113,12 +125,11 @@ EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal) {
 EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
   ENTER;
   if (device < 0 || device >= device_count()) return CUDA_ERROR_INVALID_DEVICE;
-  const int hopper = !strcmp(model(), "H200");
   switch ((int)attribute) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = hopper ? 9 : 10; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = !strcmp(model(), "B300") ? 3 : 0; break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = hopper ? 132 : 148; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = kSharedLimit; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = model()->major; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = model()->minor; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = model()->multiprocessors; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = model()->shared_limit; break;
     default: return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
@@ -227,8 +238,8 @@ EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_o
   const unsigned char *bytes = cubin_of(image);
   const Elf64_Ehdr *header = (const void *)bytes;
   if (memcmp(bytes, ELFMAG, SELFMAG) != 0) return CUDA_ERROR_INVALID_IMAGE;
-  // The architecture is in bits 8-15 of the flags (0x5a: SM90, 0x64: SM100, 0x67: SM103).
-  const unsigned wanted = !strcmp(model(), "H200") ? 90 : !strcmp(model(), "B300") ? 103 : 100;
+  // The architecture is in bits 8-15 of the flags (0x5a: SM90, 0x64: SM100).
+  const unsigned wanted = 10u * (unsigned)model()->major + (unsigned)model()->minor;
   if ((header->e_flags >> 8 & 0xff) != wanted) return CUDA_ERROR_NO_BINARY_FOR_GPU;
   struct library *made = calloc(1, sizeof *made);
   const Elf64_Shdr *sections = (const void *)(bytes + header->e_shoff);
@@ -283,7 +294,7 @@ EXPORT CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, 
   ENTER;
   (void)device;
   if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
-    if (value > kSharedLimit) return CUDA_ERROR_INVALID_VALUE;
+    if (value > model()->shared_limit) return CUDA_ERROR_INVALID_VALUE;
     ((struct kernel *)kernel)->dynamic_shared = value;
   } else if (attribute != CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) {
     return CUDA_ERROR_INVALID_VALUE;

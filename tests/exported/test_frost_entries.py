@@ -1,4 +1,4 @@
-"""What the SM100 entries check by themselves: above all that the pitch of gate and up is I."""
+"""What the FROST entries check by themselves: above all that the pitch of gate and up is I."""
 
 import ctypes
 import subprocess
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 BACKWARD = [
     k.variant
     for k in _manifest.installed().kernels
-    if k.variant.abi == "frost" and k.variant.stage == "down_dswiglu"
+    if k.variant.abi in ("frost", "frost_stg") and k.variant.stage == "down_dswiglu"
 ]
 M, H, I = 300, 136, 208  # noqa: E741
 K_CUDA, K_CPU = 2, 1
@@ -64,15 +64,17 @@ def arguments(variant: KernelVariant) -> tuple[list[int], dict[str, Tensor]]:
     code = CODES[variant.dtype]
     b_strides = (1, I) if variant.weight_layout == "OI" else (H, 1)
     integers = [M, I, H, 1, H, 1, M * H, *b_strides, I * H, *[I, 1, M * I] * len(variant.outputs)]
+    residuals = {"gate": ((1, M, I), (M * I, I, 1))}
+    if {"dgate", "h"} & set(variant.outputs):
+        residuals["up"] = residuals["gate"]
+    outputs = {f"result {output}": ((M, I, 1), (I, 1, M * I)) for output in variant.outputs}
+    first, last = (outputs, residuals) if variant.abi == "frost_stg" else (residuals, outputs)
     named = {
         "dy": ((M, H, 1), (H, 1, M * H)),
         "w_down": ((I, H, 1), (*b_strides, I * H)),
-        "gate": ((1, M, I), (M * I, I, 1)),
+        **first,
+        **last,
     }
-    if {"dgate", "h"} & set(variant.outputs):
-        named["up"] = named["gate"]
-    for output in variant.outputs:
-        named[f"result {output}"] = ((M, I, 1), (I, 1, M * I))
     return integers, {
         name: Tensor((k + 1) << 32, shape, strides, code)
         for k, (name, (shape, strides)) in enumerate(named.items())
@@ -135,6 +137,8 @@ WRONG = {
 def test_a_wrong_argument_is_refused_with_a_reason(probe: ctypes.CDLL, case: str) -> None:
     name, changes, word = WRONG[case]
     for variant in BACKWARD[:: len(BACKWARD) // 6]:
+        if "gate on a 16" in case and variant.residual_alignment == 16:
+            continue
         integers, tensors = arguments(variant)
         changed = replace(tensors[name], **changes)
         text, launched = call(probe, variant, integers, tensors | {name: changed})

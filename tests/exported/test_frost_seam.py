@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swiglu_jax.kernels import sm100
+from swiglu_jax.kernels import sm100, sm120
 from swiglu_jax.kernels.sm100 import _device, _seam
 from swiglu_jax.kernels.sm100._pitch import PLACEHOLDER, Shape, read_pitch_from_problem
 from swiglu_jax.kernels.sm100._seam import SeamMoved
@@ -22,10 +22,10 @@ ALIGNED = Shape(9216, 5632, 17408)
 OTHER = Shape(333, 4104, 14352)
 
 
-def render(shape: Shape) -> dict[str, Any]:
+def render(shape: Shape, names: list[str] = NAMES) -> dict[str, Any]:
     sizes = [str(size) for size in (shape.m, shape.h, shape.i)]
     done = subprocess.run(
-        [sys.executable, str(HERE / "frost_source.py"), *sizes, *NAMES],
+        [sys.executable, str(HERE / "frost_source.py"), *sizes, *names],
         capture_output=True, text=True, cwd=HERE.parents[1],
         env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
     )  # fmt: skip
@@ -61,6 +61,17 @@ def test_one_source_serves_every_shape(placeholder: dict, aligned: dict) -> None
         assert rewritten == aligned[name]["rewritten"] == other[name]["rewritten"], name
         as_generated = {shape[name]["source"] for shape in (placeholder, aligned, other)}
         assert len(as_generated) == (3 if "down_dswiglu" in name else 1), name
+
+
+def test_one_source_of_the_sm120_family_serves_every_shape() -> None:
+    names = [v.name for v in sm120.variants()]
+    placeholder, aligned = render(PLACEHOLDER, names), render(ALIGNED, names)
+    for name in names:
+        rewritten = placeholder[name]["rewritten"]
+        assert rewritten == aligned[name]["rewritten"], name
+        moved = aligned[name]["source"] != rewritten
+        assert moved == ("down_dswiglu" in name)
+        assert rewritten.count("cutlass.Int64(row) * N + col_j)") >= 2 * moved
 
 
 def test_only_the_pitch_is_rewritten(aligned: dict) -> None:

@@ -71,7 +71,7 @@ def test_the_manifest_is_what_the_sources_say() -> None:
     """What is installed was exported from these sources, with the compilers that are here."""
     manifest = _manifest.installed()
     assert manifest.versions == export.versions()
-    modules = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}
+    modules = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100", "sm_120a": "sm120"}
     for kernel in manifest.kernels:
         assert kernel.digest == export.digest(kernel.variant, modules[kernel.variant.arch])
 

@@ -11,8 +11,13 @@ from swiglu_jax.kernels import _manifest
 from swiglu_jax.kernels._variant import KernelVariant
 
 KERNELS = [kernel.variant for kernel in _manifest.installed().kernels]
-TENSOR_CORE = {"sm_90a": "HGMMA", "sm_100a": "UTCHMMA", "sm_103a": "UTCHMMA"}
-"""wgmma on SM90, tcgen05.mma of 16-bit floats on SM100."""
+TENSOR_CORE = {
+    "sm_90a": "HGMMA",
+    "sm_100a": "UTCHMMA",
+    "sm_103a": "UTCHMMA",
+    "sm_120a": "HMMA",
+}
+"""wgmma on SM90, tcgen05.mma of 16-bit floats on SM100, mma of a warp on SM120."""
 
 
 @functools.cache

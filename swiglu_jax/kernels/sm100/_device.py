@@ -24,6 +24,8 @@ class DeviceFacts:
     """The largest that a block may opt in to."""
     l2_cache: int
     """Only steers the order in which tiles are visited."""
+    family: str = "sm100"
+    """FROST's family of kernels for it."""
 
     @property
     def clusters(self) -> list[int]:
@@ -38,6 +40,9 @@ class DeviceFacts:
 DEVICES = {
     "sm_100a": DeviceFacts("NVIDIA B200", (10, 0), 148, 232448, 132644864),
     "sm_103a": DeviceFacts("NVIDIA B300", (10, 3), 148, 232448, 132644864),
+    "sm_120a": DeviceFacts(
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0), 188, 101376, 134217728, "sm120"
+    ),
 }
 
 DRIVER_VERSION = 13000
@@ -119,7 +124,7 @@ def pretend(arch: str) -> None:
         raise SeamMoved(f"this process compiles for {_installed}; {arch} needs one of its own")
     facts = DEVICES[arch]
     os.environ["CUTE_DSL_ARCH"] = arch
-    os.environ["CUDNN_FRONTEND_GEMM_ARCH_FAMILY"] = "sm100"
+    os.environ["CUDNN_FRONTEND_GEMM_ARCH_FAMILY"] = facts.family
     # A cached object has lost what export needs, and its key is not this recipe's.
     os.environ["CUDNN_FRONTEND_DISABLE_COMPILED_CACHE"] = "1"
 

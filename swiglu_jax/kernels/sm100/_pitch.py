@@ -53,11 +53,7 @@ def read_pitch_from_problem(source: str, auxiliaries: tuple[str, ...], shape: Sh
         SeamMoved: where the source is not what it was when this was written.
     """
     if auxiliaries:
-        # N must be the problem's own 64-bit size, and sym_n the symbol that it is checked with.
-        for line in ("    n: cutlass.Int64,\n", "    N = n\n"):
-            _replace(source, line, line, 1)
-        if len(re.findall(r"^    sym_n = cute\.sym_int64\(divisibility=", source, re.M)) != 1:
-            raise SeamMoved("FROST's source no longer declares sym_n as a 64-bit symbol")
+        _check_sizes_in_scope(source)
     for name in auxiliaries:
         pointer = f"_aux_{name}_ptr"
         source = _replace(
@@ -80,6 +76,39 @@ def read_pitch_from_problem(source: str, auxiliaries: tuple[str, ...], shape: Sh
         )
     check_no_size_left(source, shape)
     return source
+
+
+def read_pitch_from_problem_sm120(source: str, auxiliaries: tuple[str, ...], shape: Shape) -> str:
+    """The same for FROST's SM120 family, which reads gate and up anew at each use.
+
+    Its product of row and pitch has 64 bits as generated. Each use occurs twice, for whole and for
+    partial tiles.
+
+    Raises:
+        SeamMoved: where the source is not what it was when this was written.
+    """
+    if auxiliaries:
+        _check_sizes_in_scope(source)
+    for name in auxiliaries:
+        old = f"(_aux_{name}_ptr + cutlass.Int64(row) * {shape.i} + col_j).load(count=vsize, "
+        new = f"(_aux_{name}_ptr + cutlass.Int64(row) * N + col_j).load(count=vsize, "
+        count = source.count(old)
+        if count not in (2, 4):
+            raise SeamMoved(f"FROST's source reads {name} {count} times where 2 or 4 are expected")
+        source = _replace(source, old, new, count)
+    strides = f"(1, sym_m, sym_n), stride=({shape.m * shape.i}, {shape.i}, 1), assumed_align="
+    free = "(1, sym_m, sym_n), stride=(cute.sym_int64(), sym_n, 1), assumed_align="
+    source = _replace(source, strides, free, len(auxiliaries))
+    check_no_size_left(source, shape)
+    return source
+
+
+def _check_sizes_in_scope(source: str) -> None:
+    """N must be the problem's own 64-bit size, and sym_n the symbol that it is checked with."""
+    for line in ("    n: cutlass.Int64,\n", "    N = n\n"):
+        _replace(source, line, line, 1)
+    if len(re.findall(r"^    sym_n = cute\.sym_int64\(divisibility=", source, re.M)) != 1:
+        raise SeamMoved("FROST's source no longer declares sym_n as a 64-bit symbol")
 
 
 def check_no_size_left(source: str, shape: Shape) -> None:
