@@ -70,8 +70,13 @@ def explicit_sharding(a: jax.Array) -> Any | None:
 
 
 def register_dce_rule(primitive: core.Primitive, rule: Callable[..., Any]) -> None:
-    """Register a jaxpr dead-code-elimination rule."""
-    partial_eval.dce_rules[primitive] = rule
+    """Register a jaxpr dead-code-elimination rule: (used outputs, equation) to its replacement."""
+
+    # jax 0.12 passes which operands are live between the two; a stage has no effects to ask for.
+    def adapted(used: list[bool], *live_and_eqn: Any) -> Any:
+        return rule(used, live_and_eqn[-1])
+
+    partial_eval.dce_rules[primitive] = adapted
 
 
 def register_remat_rule(primitive: core.Primitive, rule: Callable[..., Any]) -> None:
