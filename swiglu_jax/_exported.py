@@ -41,15 +41,6 @@ def candidates(call: StageCall, target: str) -> list[Candidate]:
     return [_candidate(variant) for variant in found]
 
 
-def serving(call: StageCall, target: str) -> list[KernelVariant]:
-    """The kernels behind `candidates`, whether or not anything can launch them here.
-
-    Raises:
-        Declined: with the reason.
-    """
-    return _serving(call, target)
-
-
 def _serving(call: StageCall, target: str) -> list[KernelVariant]:
     shipped = [kernel.variant for kernel in _manifest.installed().kernels]
     found = _narrowed(shipped, call, target)
