@@ -1,7 +1,7 @@
 """What entries of the "cute2d" ABI ask of the driver, through the shipped handlers.
 
-How such a kernel tiles its problem is its own affair (tests/sm90); here every buffer of the call must
-reach it, and its launch must be one that the GPU takes.
+How such a kernel tiles its problem is its own affair (tests/sm90). Here every buffer of the call
+must reach it, and its launch must be one that the GPU takes.
 """
 
 from collections.abc import Callable
