@@ -106,10 +106,14 @@ char* swiglu_jax_cudnn_build(const swiglu_jax_graph* graph, const char* descript
         buffers.push_back(
             {{"name", buffer.name}, {"dims", buffer.dims}, {"strides", buffer.strides}});
       }
+      json names = json::array();
+      for (size_t other = 0; other < plans->size(); ++other) {
+        names.push_back(plans->entry(other).name);
+      }
       return {{"plan", entry.name},
               {"tag", entry.tag},
               {"workspace", entry.workspace},
-              {"plans", plans->size()},
+              {"names", names},
               {"buffers", buffers}};
     }
     throw Refused("none of cuDNN's " + std::to_string(plans->size()) +

@@ -67,8 +67,8 @@ class Plans {
     std::string refusal;     // why there is no such plan, or empty
   };
 
-  // Every plan of cuDNN's heuristics (modes A, B and fallback), none of them built yet. Throws
-  // Refused, with cuDNN's text, if cuDNN does not take the graph at all.
+  // Every plan of cuDNN's heuristics (modes A, B and fallback), then some that were fast elsewhere,
+  // none of them built yet. Throws Refused, with cuDNN's text, if cuDNN does not take the graph.
   static std::unique_ptr<Plans> heuristic(const GraphSpec& spec, const Device& device);
   // The one plan of that name, built. Throws Refused.
   static std::unique_ptr<Plans> named(const GraphSpec& spec, const Device& device,

@@ -32,7 +32,7 @@ SWIGLU_JAX_EXPORT void swiglu_jax_cudnn_set_library(const char* path);
 SWIGLU_JAX_EXPORT char* swiglu_jax_cudnn_version();
 // Builds a plan of a graph for a GPU that need not be here. `description`: a cuDNN device
 // description (JSON). `plan`: a plan's name, or empty for the first of the heuristics' that builds.
-// {"plan": "e7;12=21", "tag": ..., "workspace": 0, "plans": number of heuristic plans,
+// {"plan": "e7;12=21", "tag": ..., "workspace": 0, "names": of all plans,
 //  "buffers": [{"name", "dims", "strides"}, ...] in the order in which a run takes them}
 SWIGLU_JAX_EXPORT char* swiglu_jax_cudnn_build(const swiglu_jax_graph* graph,
                                                const char* description, int sm_version,
