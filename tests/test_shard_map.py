@@ -47,6 +47,10 @@ def test_a_gradient_around_it(rng, fused_cpu, plan, how, check_vma):
     def loss(f):
         return jax.value_and_grad(lambda *a: (f(*a) ** 2).mean(), (0, 1, 2, 3))
 
+    if how == "eager":
+        # Eager shard_map over one mesh and then another fails in jax 0.11.2, with plain JAX too:
+        # a cache takes the sharding of one for the other's.
+        jax.clear_caches()
     ours = loss(_mapped(op(), plan, check_vma))
     got = (jax.jit(ours) if how == "jitted" else ours)(*arrays)
     want = loss(plain)(*arrays)
