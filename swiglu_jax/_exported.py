@@ -4,8 +4,6 @@ On SM100 the kernels are FROST's, on SM90 this project's own (swiglu_jax/kernels
 there is read from the manifest; no GPU is needed to choose one.
 """
 
-import functools
-
 from swiglu_jax import _native
 from swiglu_jax._candidate import Candidate, Declined, StageCall
 from swiglu_jax._config import config
@@ -37,7 +35,7 @@ def candidates(call: StageCall, target: str) -> list[Candidate]:
             "fuse the backward stage"
         )
     found = _serving(call, target)
-    _register()
+    _native.register()
     return [_candidate(variant) for variant in found]
 
 
@@ -137,22 +135,3 @@ def _candidate(variant: KernelVariant) -> Candidate:
         ),
         outputs=variant.outputs,
     )
-
-
-@functools.cache
-def _register() -> None:
-    """Tell the native library where the kernels are, and XLA of the launcher; once."""
-    register_libraries()
-    _native.register()
-
-
-def register_libraries() -> None:
-    """Tell the native library where the kernels are. A program that was lowered elsewhere and is
-    loaded here needs this before it runs.
-
-    Raises:
-        NativeUnavailable: where there is no native library.
-    """
-    library = _native.load()
-    for path in _manifest.installed().libraries():
-        library.swiglu_jax_exported_add_library(str(path).encode())

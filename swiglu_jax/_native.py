@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+from swiglu_jax.kernels import _manifest
+
 LIBRARY = Path(__file__).parent / "lib" / "libswiglu_jax.so"
 ABI_VERSION = 1
 """Must equal SWIGLU_JAX_ABI_VERSION of ffi/swiglu_jax.h."""
@@ -74,6 +76,7 @@ def _declare(library: ctypes.CDLL) -> None:
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "swiglu_jax_free": (None, [ctypes.c_void_p]),
         "swiglu_jax_cudnn_set_library": (None, [ctypes.c_char_p]),
+        "swiglu_jax_exported_add_library": (None, [ctypes.c_char_p]),
         "swiglu_jax_cudnn_version": (text, []),
         "swiglu_jax_cudnn_build": (
             text,
@@ -142,10 +145,14 @@ def call_json(function: str, *arguments: Any) -> dict[str, Any]:
 def register() -> None:
     """Register every FFI target of the library for CUDA; calls after the first do nothing.
 
+    The launcher of exported kernels learns here where their libraries are.
+
     Raises:
         NativeUnavailable: where there is no library.
     """
     library = load()
+    for path in _manifest.installed().libraries():
+        library.swiglu_jax_exported_add_library(str(path).encode())
     for target in FFI_TARGETS:
         stages = {"initialize": f"{target}_initialize", "execute": target}
         handlers = {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support import error
 
-from swiglu_jax import _device, _exported
+from swiglu_jax import _device, _native
 from swiglu_jax.kernels import _manifest
 from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
 
@@ -76,7 +76,7 @@ def reference(variant: KernelVariant, operands: Sequence[np.ndarray]) -> dict[st
 
 def launcher(variant: KernelVariant) -> Callable:
     """The variant's custom call, as the lowering of a stage writes it."""
-    _exported._register()
+    _native.register()
     canonical = STAGE_OUTPUTS[variant.stage]
     mask = sum(1 << canonical.index(output) for output in variant.outputs)
 
