@@ -268,6 +268,7 @@ void call_entry(const SwigluJaxKernel& kernel, const StageCall& call, int ordina
   if (status != 0) {
     throw Refused(entry_call.error.empty() ? "it failed and gave no reason" : entry_call.error);
   }
+  if (!rehearsal && entry_call.launches == 0) throw Refused("it succeeded but launched nothing");
 }
 
 }  // namespace swiglu_jax::exported

@@ -131,6 +131,7 @@ int launch_kernel(const void* config, void* kernel, void** arguments) {
     launch.attrs = given.attributes;
     launch.numAttrs = given.attribute_count;
     // The driver takes a CUkernel in the place of a CUfunction here.
+    ++current->launches;
     return SWIGLU_JAX_CU(cuLaunchKernelEx)(&launch, static_cast<CUfunction>(kernel), arguments,
                                            nullptr);
   });

@@ -18,6 +18,7 @@ struct EntryCall {
   bool rehearsal = false;
 
   // Filled by the callbacks.
+  int launches = 0;
   CUresult failed = CUDA_SUCCESS;  // a status that the entry itself does not look at
   std::string error;               // what the entry raised
 };

@@ -42,6 +42,11 @@ static int spoken(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIA
   return (uintptr_t)first->data >> 32 == 0 ? 0 : spoken_always(self, arguments, count, result);
 }
 
+static int idle(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result) {
+  (void)self, (void)arguments, (void)count, (void)result;
+  return 0;
+}
+
 #define KERNEL(kernel_name, spoken_entry, kernel_stage, mask, order, oi, divisor)      \
   {.name = kernel_name, .entry = spoken_entry, .architecture = 100,                    \
    .stage = kernel_stage, .abi = kSwigluJaxCute2d, .outputs = mask,                    \
@@ -56,6 +61,7 @@ static const SwigluJaxKernel kernels[] = {
     KERNEL("gate_up_h_last", spoken, kSwigluJaxGateUp, 3, ORDER(1, 0, -1), 1, 1),
     KERNEL("down_oi", spoken, kSwigluJaxDownDswiglu, 7, ORDER(0, 1, 2), 1, 1),
     KERNEL("down_rehearsed", spoken_always, kSwigluJaxDownDswiglu, 7, ORDER(0, 1, 2), 1, 1),
+    KERNEL("down_idle", idle, kSwigluJaxDownDswiglu, 7, ORDER(0, 1, 2), 1, 1),
     KERNEL("down_io", spoken, kSwigluJaxDownDswiglu, 3, ORDER(0, 1, -1), 0, 1),
     KERNEL("down_dup", spoken, kSwigluJaxDownDswiglu, 2, ORDER(1, -1, -1), 0, 64),
 };

@@ -101,3 +101,9 @@ def test_m_must_divide_where_a_kernel_says_so(speaker: Recorder) -> None:
     variant = KERNELS[-1]
     assert told(speaker.run(variant, (128,), 16, 24).error)
     assert "M: expected a multiple of 64, got 100" in speaker.run(variant, (100,), 16, 24).error
+
+
+def test_an_entry_that_launches_nothing_is_an_error(speaker: Recorder) -> None:
+    """Results that nobody wrote must not pass for results."""
+    variant = dataclasses.replace(DOWN, name="down_idle")
+    assert "launched nothing" in speaker.run(variant, (64,), 16, 24).error
