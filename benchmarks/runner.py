@@ -334,9 +334,10 @@ class Run:
 
     def _errors_of(self, mlp: JaxMlp, problem: Problem, reference: Any) -> None:
         shape = problem.shape
-        results = jax.jit(mlp.step)(*problem.sets(mlp.layout)[0])
+        step = jax.jit(mlp.step)
+        results = step(*problem.sets(mlp.layout)[0])
         found = float64_errors.errors(results, mlp.layout, reference)
-        again = jax.jit(mlp.step)(*problem.sets(mlp.layout)[0])
+        again = step(*problem.sets(mlp.layout)[0])
         same = all(bool((a == b).all()) for a, b in zip(results, again, strict=True))
         self.results.add(
             {

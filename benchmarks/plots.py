@@ -1,0 +1,72 @@
+"""The report's two plots."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+
+INK, GRID = "#222222", "#dddddd"
+COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#7a4ea3", "#5c5c5c")
+
+
+def plot_speedup(measures: dict[str, dict[str, dict[int, float]]], path: Path) -> None:
+    """Plain JAX over this op by M, one panel a measure, one line a model.
+
+    Args:
+        measures: measure to model to M to ratio.
+        path: of the PNG.
+    """
+    figure, axes = plt.subplots(
+        1, len(measures), figsize=(5.5 * len(measures), 4), sharey=True, squeeze=False
+    )
+    for axis, (measure, models) in zip(axes[0], measures.items(), strict=True):
+        for colour, (model, points) in zip(COLOURS, models.items(), strict=False):
+            rows = sorted(points)
+            axis.plot(rows, [points[m] for m in rows], "o-", color=colour, label=model,
+                      markersize=4)  # fmt: skip
+        axis.axhline(1, color=INK, linewidth=1)
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("tokens M")
+        axis.set_title(measure)
+        axis.grid(color=GRID)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel("time of plain JAX / time of swiglu_jax")
+    axes[0][-1].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def plot_gemm_share(shares: Sequence[tuple[str, str, float]], path: Path) -> None:
+    """How near each contender's step comes to its nine GEMMs run alone.
+
+    Args:
+        shares: (shape, contender, GEMM time over step time).
+        path: of the PNG.
+    """
+    shapes = list(dict.fromkeys(s for s, _, _ in shares))
+    names = list(dict.fromkeys(n for _, n, _ in shares))
+    height = 0.8 / len(names)
+    figure, axis = plt.subplots(figsize=(8, 1 + 0.3 * len(shapes) * max(2, len(names))))
+    for k, name in enumerate(names):
+        values = {s: v for s, n, v in shares if n == name}
+        positions = [shapes.index(s) + k * height for s in values]
+        axis.barh(positions, list(values.values()), height * 0.9, label=name,
+                  color=COLOURS[k % len(COLOURS)])  # fmt: skip
+        for position, value in zip(positions, values.values(), strict=True):
+            axis.text(value, position, f" {value:.3f}", va="center", fontsize=7, color=INK)
+    axis.axvline(1, color=INK, linewidth=1)
+    axis.set_yticks([s + height * (len(names) - 1) / 2 for s in range(len(shapes))], shapes)
+    axis.invert_yaxis()
+    low = min(v for _, _, v in shares)
+    axis.set_xlim(left=max(0.0, min(0.8, low - 0.05)))
+    axis.set_xlabel("time of the nine GEMMs run alone / time of the step")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1))
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
