@@ -17,6 +17,7 @@ help:
 	@echo 'make test    build the native library where a build is defined, and run the tests'
 	@echo 'make lint    ruff and pyright'
 	@echo 'make format  let ruff mend what it can'
+	@echo 'make gpu     on a machine with an NVIDIA GPU: build, the GPU tests and the benchmark'
 	@echo 'make docs    build the documentation into site/'
 
 setup: $(STAMP)
@@ -45,4 +46,4 @@ format: setup
 docs: setup
 	$(PYTHON) -m mkdocs build --strict
 
--include build.mk kernels.mk
+-include build.mk kernels.mk gpu.mk
