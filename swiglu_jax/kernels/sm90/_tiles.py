@@ -1,0 +1,20 @@
+"""The tiles that are shipped, by stage and name; docs/hopper.md has what each measured."""
+
+from swiglu_jax.kernels.sm90._tile import Tile
+
+TILES = {
+    "gate_up": {
+        # 128 columns of gate beside 128 of up: wgmma m64n256, the fewest bytes a multiplication.
+        "large": Tile(n=256, stages=4),
+        # Twice the tiles: fewer idle multiprocessors where a large tile leaves a last, thin wave.
+        "medium": Tile(n=128, stages=6),
+        "small": Tile(m=64, n=256, stages=5, cluster=(1, 1)),
+    },
+    "down_dswiglu": {
+        # 192 columns: the accumulator and the one being worked off, 96 registers each.
+        "large": Tile(n=192, stages=5, in_place=True),
+        "short": Tile(n=192, stages=4),
+        "medium": Tile(n=128, stages=6, in_place=True),
+        "small": Tile(m=64, n=128, stages=7, cluster=(1, 1)),
+    },
+}

@@ -1,0 +1,46 @@
+"""Which SM90 kernels are shipped, the preferred first where nothing was timed."""
+
+import itertools
+
+from swiglu_jax.kernels._variant import KernelVariant
+from swiglu_jax.kernels.sm90._tiles import TILES
+
+ARCHITECTURE = "sm_90a"
+DTYPES = {"bfloat16": "bf16", "float16": "f16"}
+OUTPUTS = {
+    "gate_up": (("h",), ("h", "gate"), ("h", "gate", "up")),
+    "down_dswiglu": (("dup",), ("dgate", "dup"), ("dgate", "dup", "h")),
+}
+"""What a step asks for; gate and up without h, which remat asks for, are served by all three."""
+FLOAT16_TILES = ("large", "small")
+"""float16 gets fewer tiles: models train in bfloat16, and each kernel takes seconds to compile."""
+
+
+def variants() -> list[KernelVariant]:
+    """Every SM90 kernel that the package ships."""
+    found = []
+    for stage, tiles in TILES.items():
+        for (label, tile), (dtype, short), layout, outputs in itertools.product(
+            tiles.items(), DTYPES.items(), ("OI", "IO"), OUTPUTS[stage]
+        ):
+            if dtype == "float16" and label not in FLOAT16_TILES:
+                continue
+            operands = 2 if stage == "gate_up" else 1
+            found.append(
+                KernelVariant(
+                    name=f"sm90_{stage}_{'_'.join(outputs)}_{label}_{layout.lower()}_{short}",
+                    stage=stage,
+                    arch=ARCHITECTURE,
+                    outputs=outputs,
+                    weight_layout=layout,
+                    dtype=dtype,
+                    tile=(tile.m, tile.n // operands, tile.k),
+                    cluster=tile.cluster,
+                )
+            )
+    return found
+
+
+def label_of(variant: KernelVariant) -> str:
+    """Name of a variant's tile in ``TILES``."""
+    return variant.name.split("_")[-3]
