@@ -93,10 +93,13 @@ class _Shardings:
     w_down: Any
 
 
-def _down(options: _Options, h: jax.Array, w_down: jax.Array) -> jax.Array:
+def _down(options: _Options, h: jax.Array, w_down: jax.Array, x: jax.Array) -> jax.Array:
+    """The down projection; on meshes with explicit axes the result is laid out like ``x``."""
     side = 0 if options.weight_layout == "IO" else 1
     with jax.named_scope("swiglu_down"):
-        return contract(h, -1, w_down, side, precision=options.precision)
+        return contract(
+            h, -1, w_down, side, precision=options.precision, out_sharding=explicit_sharding(x)
+        )
 
 
 @functools.cache
@@ -110,7 +113,7 @@ def _operator(options: _Options) -> Any:
     @jax.custom_vjp
     def swiglu_mlp(x: Any, w_gate: Any, w_up: Any, w_down: Any) -> jax.Array:
         h = gate_up.bind(x, w_gate, w_up, params=options.stage(("h",)))["h"]
-        return _down(options, h, w_down)
+        return _down(options, h, w_down, x)
 
     swiglu_mlp.defvjp(
         functools.partial(_forward, options),
@@ -137,7 +140,7 @@ def _forward(options: _Options, *primals: Any) -> tuple[jax.Array, tuple[Any, ..
 
     made = gate_up.bind(x, w_gate, w_up, params=options.stage(plan.forward))
     made = {name: checkpoint_name(a, f"swiglu_{name}") for name, a in made.items()}
-    y = _down(options, made["h"], w_down)
+    y = _down(options, made["h"], w_down, x)
 
     made["x"] = checkpoint_name(x, "swiglu_x") if "x" in plan.kept else x
     kept = tuple(

@@ -14,6 +14,8 @@ ROWS, WIDTH, HIDDEN = 8, 16, 32
 BOUND = 20 * BOUNDS["float32"]
 PLANS = {
     "dp": ({"dp": 4}, (P("dp"), P(), P(), P())),
+    "tp": ({"tp": 4}, (P(), P("tp"), P("tp"), P(None, "tp"))),
+    "dp x tp": ({"dp": 2, "tp": 2}, (P("dp"), P("tp"), P("tp"), P(None, "tp"))),
     "batch and sequence": ({"dp": 2, "sp": 2}, (P("dp", "sp"), P(), P(), P())),
 }
 
@@ -23,6 +25,8 @@ def _placed(rng, plan, layout):
     on = mesh(AxisType.Explicit, **axes)
     lead = (ROWS, 4) if "sp" in axes else (ROWS,)
     arrays = problem(rng, lead, WIDTH, HIDDEN, layout=layout)
+    if layout == "IO":
+        specs = (specs[0], *(P(*reversed((*s, None, None)[:2])) for s in specs[1:]))
     return on, arrays, place(arrays, [NamedSharding(on, s) for s in specs])
 
 
@@ -44,11 +48,19 @@ def test_training_step(rng, implementation, plan, layout):
     check(got, [float64(a) for a in want], BOUND)
 
 
-def test_the_call_sees_one_device_s_share(rng, fused_cpu):
-    on, _, placed = _placed(rng, "dp", "OI")
+@pytest.mark.parametrize(
+    "plan, share",
+    {
+        "dp": (ROWS // 4, WIDTH, HIDDEN),
+        "tp": (ROWS, WIDTH, HIDDEN // 4),
+        "dp x tp": (ROWS // 2, WIDTH, HIDDEN // 2),
+    }.items(),
+)
+def test_the_call_sees_one_device_s_share(rng, fused_cpu, plan, share):
+    on, _, placed = _placed(rng, plan, "OI")
     with jax.set_mesh(on):
         y = jax.jit(op())(*placed)
-    assert {c.sizes for c in fused_cpu.take_calls(y)} == {(ROWS // 4, WIDTH, HIDDEN)}
+    assert {c.sizes for c in fused_cpu.take_calls(y)} == {share}
 
 
 def test_eager(rng, implementation):
@@ -62,30 +74,28 @@ def test_eager(rng, implementation):
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_one_argument_alone(rng, name):
     k = ARGUMENTS.index(name)
-    on, arrays, placed = _placed(rng, "dp", "OI")
+    on, arrays, placed = _placed(rng, "dp x tp", "OI")
     with jax.set_mesh(on):
         got = jax.jit(jax.grad(lambda *a: (op("OI", "xla")(*a) ** 2).mean(), k))(*placed)
     want = jax.grad(lambda *a: (plain(*a) ** 2).mean(), k)(*arrays)
     check([got], [float64(want)], BOUND)
 
 
-def test_a_contraction_over_a_divided_axis_asks_for_its_sharding_as_in_plain_jax(rng):
-    """Tensor parallelism divides I, which the down projection contracts: JAX refuses to guess.
+def test_the_sum_over_devices_is_laid_out_like_x(rng):
+    """Tensor parallelism divides I, which the down projection contracts.
 
-    The same error as plain JAX gives, which names out_sharding; under automatic axes the same
-    call runs (test_sharding.py).
+    Plain JAX refuses to guess how the result is to be laid out; here it is x's layout.
     """
-    on = mesh(AxisType.Explicit, tp=4)
-    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
-    specs = (P(), P("tp"), P("tp"), P(None, "tp"))
-    placed = place(arrays, [NamedSharding(on, s) for s in specs])
-    for f in (op("OI", "xla"), plain):
-        with jax.set_mesh(on), pytest.raises(Exception, match=r"[Cc]ontracting dim"):
-            jax.jit(f)(*placed)
+    on, arrays, placed = _placed(rng, "tp", "OI")
+    with jax.set_mesh(on):
+        got = jax.jit(op("OI", "xla"))(*placed)
+        with pytest.raises(Exception, match=r"[Cc]ontracting dim"):
+            jax.jit(plain)(*placed)
+    check([got], [float64(plain(*arrays))], BOUND)
 
 
 def test_automatic_axes_inside_an_explicit_mesh(rng, fused_cpu):
-    """The way out of the above: the MLP under ``jax.sharding.auto_axes``."""
+    """The MLP left to the partitioner by ``jax.sharding.auto_axes``."""
     on = mesh(AxisType.Explicit, dp=2, tp=2)
     arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
     specs = (P("dp"), P("tp"), P("tp"), P(None, "tp"))
@@ -100,7 +110,7 @@ def test_automatic_axes_inside_an_explicit_mesh(rng, fused_cpu):
 
 
 def test_checkpointed_and_scanned(rng, implementation):
-    on, arrays, placed = _placed(rng, "dp", "OI")
+    on, arrays, placed = _placed(rng, "dp x tp", "OI")
     layer = jax.checkpoint(lambda f, *a: a[0] + f(*a), static_argnums=0)
 
     def loss(f):
