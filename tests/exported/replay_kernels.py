@@ -1,7 +1,7 @@
 """Replays exported kernels with XLA's command buffers on; a line for each that was right.
 
-Run as a file, with the flags that make XLA capture. A profile of the last runs must show launches of
-graphs: without them nothing was replayed.
+Run as a file, with the flags that make XLA capture. A profile of the last runs must show launches
+of graphs: without them nothing was replayed.
 """
 
 import gzip
