@@ -123,6 +123,22 @@ def test_several_devices(rng, fused_cpu):
     assert not any(kind == "all-gather" for kind, _ in collectives(text))
 
 
+def test_several_gpus_from_a_machine_that_knows_of_none(monkeypatch):
+    """Through XLA, as on one device: the program needs neither this package nor a safety check."""
+    monkeypatch.setattr(_device, "config", dataclasses.replace(_device.config, target=None))
+    monkeypatch.setattr(_device, "local_gpu_target", lambda: None)
+    specs = tuple(NamedSharding(mesh(dp=4), s) for s in (P("dp"), P(), P(), P()))
+    avals = [
+        jax.ShapeDtypeStruct(s, jnp.bfloat16)
+        for s in ((ROWS, WIDTH), (HIDDEN, WIDTH), (HIDDEN, WIDTH), (WIDTH, HIDDEN))
+    ]
+    step = jax.jit(training_step(op("OI", None)), in_shardings=specs)
+    text = export.export(step, platforms=("cuda",))(*avals).mlir_module()
+    assert "custom_call @swiglu_jax" not in text
+    with pytest.raises(NotImplementedError, match="set SWIGLU_JAX_TARGET"):
+        export.export(jax.jit(op(), in_shardings=specs), platforms=("cuda",))(*avals)
+
+
 def test_symbolic_shapes_on_several_devices_take_xla_and_fused_says_why(rng, fused_cpu):
     on = mesh(dp=4)
     (b,) = export.symbolic_shape("4*b")

@@ -12,6 +12,7 @@ What that asks of the operands (a whole weight under fully sharded data parallel
 as it does for plain JAX.
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Sequence
@@ -44,8 +45,9 @@ def can_partition(stage: Stage, avals: Sequence[Any], params: StageParams) -> bo
         NotImplementedError: implementation="fused", where no device could run a fused kernel.
     """
     call = stage.call(avals, params)
-    if call.dtype not in _routes.FUSED_DTYPES or lowering_target() == CPU:
-        _routes.choose(call, params.implementation)  # raises for "fused"
+    if call.dtype not in _routes.FUSED_DTYPES or lowering_target() in (None, CPU):
+        # No local shape could change that: XLA's form now, as on one device.
+        _routes.choose(call, params.implementation)
         return False
     static = all(isinstance(size, int) for aval in avals for size in aval.shape)
     if not static or not _compat.shardy_partitions():
@@ -78,11 +80,7 @@ def lower(
 ) -> Sequence[Any]:
     """Lower to the call that the partitioner replaces."""
     message = {
-        "outputs": params.outputs,
-        "weight_layout": params.weight_layout,
-        "implementation": params.implementation,
-        "precision": params.precision,
-        "batched": params.batched,
+        "params": dataclasses.asdict(params),
         "platform": platform,
         # Not read by anybody: what the partitioner's choice depends on must be in the text that
         # the persistent compilation cache keys.
@@ -115,13 +113,8 @@ def _partition(
         The program for one device, the shardings that its operands need, and its results'.
     """
     message = json.loads(text)
-    params = StageParams(
-        tuple(message["outputs"]),
-        message["weight_layout"],
-        message["implementation"],
-        message["precision"],
-        tuple(message["batched"]),
-    )
+    fields = message["params"].items()  # JSON has lists where a parameter has tuples
+    params = StageParams(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields})
     names, result = _dimensions(stage, params, len(operands), len(results[0].shape))
     division = _compat.Division.of(sharding, result)
     shardings = [division.of_tensor(n) for n in names]
