@@ -74,7 +74,8 @@ class GateUp:
 class DownDswiglu:
     """The cotangents of gate and up from dh, and h again, all from the float32 accumulator.
 
-    With s = sigmoid(gate): dup = dh s gate; dgate = dh up s (1 + gate (1 - s)); h = gate s up.
+    With s = sigmoid(gate): dup = dh s gate; dgate = dh up s (1 + gate (1 - s)); h = gate s up. The
+    slope is computed as s + s gate (1 - s), which stays finite for every finite gate.
     """
 
     outputs: tuple[str, ...]
@@ -118,7 +119,7 @@ class DownDswiglu:
                         pair.append(dh * silu)
                     elif const_expr(name == "dgate"):
                         u = unpack(aux[1][w], half, dtype)
-                        pair.append(dh * u * (s * (1.0 + g * (1.0 - s))))
+                        pair.append(dh * u * (s + silu * (1.0 - s)))
                     else:
                         pair.append(silu * unpack(aux[1][w], half, dtype))
             for pair, result in zip(pairs, results, strict=True):

@@ -1,0 +1,7 @@
+"""The SM90 kernels alone against cuBLAS: for whoever changes a tile or the main loop.
+
+    python -m benchmarks.kernels.build FOLDER [PATTERN]     # anywhere; needs the DSL, no GPU
+    python benchmarks/kernels/measure.py FOLDER M,H,I ...   # on the GPU; needs torch and tvm_ffi
+
+The folder travels; the second machine needs neither the DSL nor the CUDA toolkit.
+"""

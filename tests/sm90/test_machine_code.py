@@ -1,0 +1,94 @@
+"""What the compiler made of each SM90 kernel: the instructions that its tile and layout ask for."""
+
+import functools
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cubins import Cubin, cubins, nvdisasm
+
+from swiglu_jax.kernels import _manifest
+from swiglu_jax.kernels._variant import KernelVariant
+from swiglu_jax.kernels.sm90 import compile_and_export, variants
+from swiglu_jax.kernels.sm90._tile import GROUP_COLUMNS
+from swiglu_jax.kernels.sm90._tiles import TILES
+from swiglu_jax.kernels.sm90._variants import ARCHITECTURE, label_of
+
+INSTALLED = [
+    kernel.variant
+    for kernel in _manifest.installed().kernels
+    if kernel.variant.arch == ARCHITECTURE
+]
+needs_library = pytest.mark.skipif(not INSTALLED, reason="make kernels has not run for sm_90a")
+
+
+def instructions(cubin: Cubin) -> Counter[str]:
+    """Opcodes with their modifiers, such as "HGMMA.64x256x16.F32.BF16"; B transposed: "tnspB"."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin.image)
+        text = subprocess.run(
+            [nvdisasm(), "-c", "-ndf", path], check=True, capture_output=True, text=True
+        ).stdout
+    code = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*);", text, re.M)
+    found = Counter(opcode for opcode, _ in code)
+    found["tnspB"] = sum("tnspB" in rest for opcode, rest in code if opcode.startswith("HGMMA"))
+    return found
+
+
+def count(found: Counter[str], start: str) -> int:
+    return sum(number for opcode, number in found.items() if opcode.startswith(start))
+
+
+def check(variant: KernelVariant, cubin: Cubin) -> None:
+    tile = TILES[variant.stage][label_of(variant)]
+    found = instructions(cubin)
+    element = {"bfloat16": "BF16", "float16": "F16"}[variant.dtype]
+    wgmma = {opcode for opcode in found if opcode.startswith("HGMMA")}
+    expected = f"HGMMA.64x{tile.n}x16.F32"
+    assert wgmma == {f"{expected}.{element}" if element == "BF16" else expected}
+    # A weight whose rows run along H reaches the tensor cores as it is stored: N-contiguous.
+    h_first = (variant.stage == "gate_up") == (variant.weight_layout == "IO")
+    assert found["tnspB"] == (count(found, "HGMMA") if h_first else 0)
+    assert (count(found, "UTMALDG.2D.MULTICAST") > 0) == (tile.cluster != (1, 1))
+    # Inside the next tile's main loop, and once more after the last tile.
+    groups = variant.tile[1] // GROUP_COLUMNS
+    assert count(found, "UTMASTG") == 2 * groups * len(variant.outputs)
+    assert count(found, "STSM.16.M88.4") == 2 * 2 * groups * len(variant.outputs)
+    assert count(found, "STG") == 0 and count(found, "LDG") == 0, "everything travels by TMA"
+    assert count(found, "LDL") == 0 and count(found, "STL") == 0
+    assert cubin.stack_bytes == 0
+    # What a block may have before its warpgroups trade registers.
+    assert cubin.registers * 128 * (tile.warpgroups + 1) <= 65536
+
+
+@needs_library
+@pytest.mark.parametrize("variant", INSTALLED, ids=lambda v: v.name)
+def test_shipped(variant: KernelVariant) -> None:
+    check(variant, _library()[INSTALLED.index(variant)])
+
+
+@functools.cache
+def _library() -> list[Cubin]:
+    """In the order of the manifest."""
+    found = cubins(_manifest.LIB / _manifest.library_name(ARCHITECTURE))
+    assert len(found) == len(INSTALLED)
+    return found
+
+
+@needs_library
+def test_every_variant_is_shipped() -> None:
+    assert variants() == INSTALLED, "make kernels has not run since the variants changed"
+
+
+def test_fresh(tmp_path: Path) -> None:
+    """A kernel compiled now, so that this file tests the sources also where no library is."""
+    pytest.importorskip("cutlass", reason="the compiler is the build's")
+    name = "sm90_down_dswiglu_dup_small_oi_bf16"
+    (variant,) = [variant for variant in variants() if variant.name == name]
+    compile_and_export(variant, tmp_path / "kernel.o")
+    (cubin,) = cubins(tmp_path / "kernel.o")
+    check(variant, cubin)
