@@ -15,6 +15,7 @@ from swiglu_jax.kernels._variant import KernelVariant
 ARCHITECTURES = _manifest.installed().architectures
 REPOSITORY = Path(__file__).parents[2]
 WHEEL_BYTES = 60e6
+MODULES = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100", "sm_120a": "sm120"}
 
 
 def library(arch: str) -> Path:
@@ -71,9 +72,8 @@ def test_the_manifest_is_what_the_sources_say() -> None:
     """What is installed was exported from these sources, with the compilers that are here."""
     manifest = _manifest.installed()
     assert manifest.versions == export.versions()
-    modules = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100", "sm_120a": "sm120"}
     for kernel in manifest.kernels:
-        assert kernel.digest == export.digest(kernel.variant, modules[kernel.variant.arch])
+        assert kernel.digest == export.digest(kernel.variant, MODULES[kernel.variant.arch])
 
 
 def test_a_digest_names_the_variant_and_its_sources(
@@ -97,6 +97,10 @@ def test_nothing_is_built_again_when_nothing_changed(tmp_path: Path) -> None:
     objects = REPOSITORY / "build/kernels"
     if not objects.exists():
         pytest.skip("the kernels were not exported in this checkout")
+    for kernel in _manifest.installed().kernels:
+        v = kernel.variant
+        name = f"{v.name}.{export.digest(v, MODULES[v.arch])}.o"
+        assert (objects / v.arch / name).exists(), f"{name} is missing: run `make kernels`"
     folder = tmp_path / "lib"
     shutil.copytree(_manifest.LIB, folder)  # with the times of the files
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
