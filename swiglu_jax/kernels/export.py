@@ -7,6 +7,7 @@ compilers, but neither JAX nor the rest of the package.
 import argparse
 import concurrent.futures
 import dataclasses
+import fcntl
 import hashlib
 import importlib
 import importlib.metadata
@@ -112,44 +113,65 @@ def build(objects: Path, library_folder: Path, archs: tuple[str, ...], processes
         archs: architectures such as "sm_100a".
         processes: compilers to run at once.
     """
-    wanted = []
-    for module in MODULES:
-        if not (KERNELS / module / "__init__.py").exists():
-            continue
-        for variant in importlib.import_module(f"swiglu_jax.kernels.{module}").variants():
-            if not archs or variant.arch in archs:
-                name = f"{variant.name}.{digest(variant, module)}.o"
-                wanted.append((module, variant, objects / variant.arch / name))
+    every = [
+        (module, variant)
+        for module in MODULES
+        if (KERNELS / module / "__init__.py").exists()
+        for variant in importlib.import_module(f"swiglu_jax.kernels.{module}").variants()
+    ]
+    wanted = [
+        (module, variant, objects / variant.arch / f"{variant.name}.{digest(variant, module)}.o")
+        for module, variant in every
+        if not archs or variant.arch in archs
+    ]
     names = [variant.name for _, variant, _ in wanted]
     if len(set(names)) != len(names):
         raise ValueError("two variants have one name")
     for arch in {variant.arch for _, variant, _ in wanted}:
         (objects / arch).mkdir(parents=True, exist_ok=True)
+    with (objects / ".lock").open("w") as lock:
+        # One build at a time: each removes what the sources that it sees no longer need.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _export_and_link(every, wanted, objects, library_folder, archs, processes)
+
+
+def _export_and_link(
+    every: list[tuple[str, KernelVariant]],
+    wanted: list[tuple[str, KernelVariant, Path]],
+    objects: Path,
+    library_folder: Path,
+    archs: tuple[str, ...],
+    processes: int,
+) -> None:
     export_missing(wanted, processes)
 
     old = _manifest.read(library_folder / _manifest.MANIFEST.name)
     new: list[_manifest.Kernel] = []
     for arch in dict.fromkeys(variant.arch for _, variant, _ in wanted):
         mine = [(variant, path) for _, variant, path in wanted if variant.arch == arch]
-        kernels = [_manifest.Kernel(variant, path.suffixes[-2][1:]) for variant, path in mine]
+        linked = [_manifest.Kernel(variant, path.suffixes[-2][1:]) for variant, path in mine]
         library = library_folder / _manifest.library_name(arch)
         current = [kernel for kernel in old.kernels if kernel.variant.arch == arch]
         newest_glue = max((KERNELS / f).stat().st_mtime for f in
                           ("kernel_library.c", "kernel_library.h", "_linker.py"))  # fmt: skip
-        if current != kernels or not library.exists() or library.stat().st_mtime < newest_glue:
+        if current != linked or not library.exists() or library.stat().st_mtime < newest_glue:
             _linker.link(mine, library)
             print(f"{library} ({library.stat().st_size / 1e6:.1f} MB, {len(mine)} kernels)")
         _remove_stale(objects / arch, {path for _, path in mine})
-        new += kernels
+        new += linked
     made = {kernel.variant.arch for kernel in new}
     kept = [
         kernel
         for kernel in old.kernels
         if archs
         and kernel.variant.arch not in made
+        and kernel.variant.arch in {variant.arch for _, variant in every}
         and (library_folder / _manifest.library_name(kernel.variant.arch)).exists()
     ]
-    manifest = _manifest.Manifest(library_folder, (*kept, *new), versions())
+    # One order, whatever was built last.
+    order = list(dict.fromkeys(variant.arch for _, variant in every))
+    kernels = sorted((*kept, *new), key=lambda kernel: order.index(kernel.variant.arch))
+    manifest = _manifest.Manifest(library_folder, tuple(kernels), versions())
     if manifest != old:
         _manifest.write(manifest)
 
