@@ -11,7 +11,7 @@ from swiglu_jax.kernels.sm90._tile import (
     Tile,
 )
 from swiglu_jax.kernels.sm90._tiles import TILES
-from swiglu_jax.kernels.sm90._variants import OUTPUTS, label_of
+from swiglu_jax.kernels.sm90._variants import OUTPUTS, label_of, preferred_tiles
 
 SHARED_MEMORY = 232448
 """Bytes a block can use on SM90: 227 KiB (CUDA programming guide, compute capability 9.0)."""
@@ -74,3 +74,15 @@ def test_everything_is_served() -> None:
                 for rows in (64, 128):
                     for some in outputs:
                         assert (stage, some, layout, dtype, rows) in served
+
+
+@pytest.mark.parametrize("stage", sorted(TILES))
+@pytest.mark.parametrize("m", [1, 64, 65, 128, 512, 513, 32768])
+@pytest.mark.parametrize("h", [8, 1024, 8192])
+def test_preference(stage: str, m: int, h: int) -> None:
+    order = preferred_tiles(stage, m, h)
+    assert sorted(order) == sorted(TILES[stage])
+    first = TILES[stage][order[0]]
+    # No block of a cluster is left without rows, and no tile is mostly empty.
+    assert first.m * first.cluster[0] < 2 * max(m, 64)
+    assert not (first.in_place and h < 1024)

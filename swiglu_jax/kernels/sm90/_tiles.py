@@ -8,6 +8,8 @@ TILES = {
         "large": Tile(n=256, stages=4),
         # Twice the tiles: fewer idle multiprocessors where a large tile leaves a last, thin wave.
         "medium": Tile(n=128, stages=6),
+        # For 65 to 128 rows and for at most 64: one row of tiles, so that no cluster shares B.
+        "narrow": Tile(n=256, stages=4, cluster=(1, 1)),
         "small": Tile(m=64, n=256, stages=5, cluster=(1, 1)),
     },
     "down_dswiglu": {
@@ -15,6 +17,7 @@ TILES = {
         "large": Tile(n=192, stages=5, in_place=True),
         "short": Tile(n=192, stages=4),
         "medium": Tile(n=128, stages=6, in_place=True),
+        "narrow": Tile(n=128, stages=5, cluster=(1, 1)),
         "small": Tile(m=64, n=128, stages=7, cluster=(1, 1)),
     },
 }

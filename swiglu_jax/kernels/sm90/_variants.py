@@ -44,3 +44,22 @@ def variants() -> list[KernelVariant]:
 def label_of(variant: KernelVariant) -> str:
     """Name of a variant's tile in ``TILES``."""
     return variant.name.split("_")[-3]
+
+
+def preferred_tiles(stage: str, m: int, h: int) -> tuple[str, ...]:
+    """Names of ``stage``'s tiles, the one that an H200 preferred at such sizes first.
+
+    A rule for where nothing was timed, read off docs/hopper.md; the best tile also depends on how
+    I divides into waves, which only timing shows.
+    """
+    if m <= 64:
+        first = ("small", "narrow")
+    elif m <= 128:
+        first = ("narrow", "small")
+    elif stage == "down_dswiglu" and h < 1536:
+        first = ("short",)
+    elif m <= 512:
+        first = ("medium",)
+    else:
+        first = ("large",)
+    return (*first, *(label for label in TILES[stage] if label not in first))
