@@ -113,8 +113,12 @@ def _partition(
         The program for one device, the shardings that its operands need, and its results'.
     """
     message = json.loads(text)
-    fields = message["params"].items()  # JSON has lists where a parameter has tuples
-    params = StageParams(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields})
+    # JSON has lists where a parameter has tuples.
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in message["params"].items()
+    }
+    params = StageParams(**fields)
     names, result = _dimensions(stage, params, len(operands), len(results[0].shape))
     division = _compat.Division.of(sharding, result)
     shardings = [division.of_tensor(n) for n in names]
