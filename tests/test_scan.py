@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from support import BOUNDS, LAYOUTS, check, float64, plain, problem
+from support import BOUNDS, LAYOUTS, check, error, float64, plain, problem
 
 from swiglu_jax import swiglu_mlp
 
@@ -141,8 +141,11 @@ def test_scan_of_scan(rng, implementation):
 
 
 def test_bfloat16(rng, fused_cpu):
-    x, weights = _stack(rng, 3, (5,), 8, 12, "bfloat16")
-    wide = [w.astype(jnp.float32) for w in weights]
+    """No further from float32 than plain JAX in bfloat16: rounding grows from layer to layer."""
+    x, weights = _stack(rng, 3, (64,), 32, 48, "bfloat16")
+    wide = tuple(w.astype(jnp.float32) for w in weights)
     got = jax.jit(jax.grad(_loss(_ours("OI", "fused")), 1))(x, weights)
-    want = jax.jit(jax.grad(_loss(plain), 1))(x.astype(jnp.float32), tuple(wide))
-    check(got, [float64(a) for a in want], 5 * BOUNDS["bfloat16"])
+    theirs = jax.jit(jax.grad(_loss(plain), 1))
+    want = [float64(a) for a in theirs(x.astype(jnp.float32), wide)]
+    for ours, others, exact in zip(got, theirs(x, weights), want, strict=True):
+        assert error(ours, exact) <= 1.3 * error(others, exact) + 2e-3
