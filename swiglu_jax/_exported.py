@@ -9,6 +9,7 @@ from swiglu_jax._candidate import Candidate, Declined, StageCall
 from swiglu_jax._config import config
 from swiglu_jax.kernels import _manifest
 from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
+from swiglu_jax.kernels.sm90 import _variants as sm90
 
 SMALL_M = 128
 """Up to this many rows one CTA's tile holds them all: a pair of CTAs would leave one idle."""
@@ -108,7 +109,9 @@ def _of_the_right_sizes(found: list[KernelVariant], call: StageCall) -> list[Ker
 
 
 def _ordered(found: list[KernelVariant], call: StageCall) -> list[KernelVariant]:
-    """SM100's rule first; elsewhere the order of the manifest, which its authors chose."""
+    """By each architecture's own rule; else the order of the manifest."""
+    if found[0].arch == sm90.ARCHITECTURE:
+        return _ordered_for_sm90(found, call)
     if not all(variant.abi == "frost" for variant in found):
         return found
     pairs = [variant for variant in found if variant.ctas == 2]
@@ -120,6 +123,13 @@ def _ordered(found: list[KernelVariant], call: StageCall) -> list[KernelVariant]
     assert call.i is not None
     width = 128 if call.i < NARROW_I else 256
     return sorted(found, key=lambda variant: variant.tile[1] != width)
+
+
+def _ordered_for_sm90(found: list[KernelVariant], call: StageCall) -> list[KernelVariant]:
+    assert call.h is not None
+    many = 1 << 16  # a symbolic M: what serves a large one is merely slow at a small one
+    tiles = sm90.preferred_tiles(call.stage, many if call.m is None else call.m, call.h)
+    return sorted(found, key=lambda variant: tiles.index(sm90.label_of(variant)))
 
 
 def _candidate(variant: KernelVariant) -> Candidate:

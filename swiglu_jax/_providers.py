@@ -8,10 +8,22 @@ route itself measures on this machine's GPU.
 import importlib
 from types import ModuleType
 
+from swiglu_jax._candidate import StageCall
+
 PROVIDERS = {"exported": "swiglu_jax._exported", "cudnn": "swiglu_jax._cudnn"}
-"""In order of preference where nothing was measured."""
+"""In order of preference where nothing was measured and ``preference`` knows nothing better."""
+
+CUDNN_FORWARD = ("sm_100a", "sm_103a")
+"""Where NVIDIA's own SwiGLU op, which this one renders, runs the forward as a cuDNN graph."""
 
 
 def provider(route: str) -> ModuleType:
     """The module of a route, imported when first asked."""
     return importlib.import_module(PROVIDERS[route])
+
+
+def preference(call: StageCall, target: str) -> list[str]:
+    """The routes, the one that serves ``call`` on ``target`` where nothing was measured first."""
+    if call.stage == "gate_up" and target in CUDNN_FORWARD:
+        return sorted(PROVIDERS, key=lambda route: route != "cudnn")
+    return list(PROVIDERS)

@@ -7,7 +7,7 @@ from swiglu_jax import _tuning
 from swiglu_jax._candidate import Candidate, Choice, Declined, StageCall
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
-from swiglu_jax._providers import PROVIDERS, provider
+from swiglu_jax._providers import PROVIDERS, preference, provider
 from swiglu_jax._target import CPU
 
 logger = logging.getLogger("swiglu_jax")
@@ -24,12 +24,14 @@ def no_gpu(platforms: Sequence[str]) -> dict[str, str]:
 def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str, str]]:
     """Every candidate of every fused route, and the reason of each route that declines.
 
+    The candidate that is taken where none was measured comes first.
+
     A route's module answers with candidates or raises Declined; any other exception is a defect
     and propagates.
     """
     found: list[Candidate] = []
     declined: dict[str, str] = {}
-    for route in PROVIDERS:
+    for route in preference(call, target):
         try:
             if call.dtype not in FUSED_DTYPES:
                 raise Declined(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from swiglu_jax import _device, _exported, explain, swiglu_mlp
+from swiglu_jax import _device, _exported, _routes, explain, swiglu_mlp
 from swiglu_jax._candidate import Declined, StageCall
 from swiglu_jax._config import config
 from swiglu_jax.kernels import _manifest
@@ -39,6 +39,32 @@ def test_the_rule_of_sm100(m: int | None, i: int, expected: list[str], layout: s
     found = _exported.candidates(call(m=m, i=i, weight_layout=layout), B200)
     assert tiles(found) == expected
     assert all(f"_{layout.lower()}_bf16" in candidate.kernel for candidate in found)
+
+
+@pytest.mark.parametrize(("stage", "m", "h", "first"), [
+    ("gate_up", 8192, 5120, "large"),
+    ("gate_up", 256, 5120, "medium"),
+    ("gate_up", 100, 5120, "narrow"),
+    ("gate_up", 1, 5120, "small"),
+    ("gate_up", None, 5120, "large"),
+    ("down_dswiglu", 8192, 5120, "large"),
+    ("down_dswiglu", 32768, 1024, "short"),
+    ("down_dswiglu", 64, 1024, "small"),
+])  # fmt: skip
+def test_the_rule_of_sm90(stage: str, m: int | None, h: int, first: str) -> None:
+    found = _exported.candidates(call(stage, m=m, h=h), "sm_90a")
+    assert f"_{first}_" in found[0].kernel
+    assert len({candidate.kernel for candidate in found}) == len(found) > 3
+
+
+@pytest.mark.parametrize(("target", "route"), [("sm_100a", "cudnn"), ("sm_90a", "exported")])
+def test_unmeasured_forward(target: str, route: str) -> None:
+    """NVIDIA's op runs the forward as a cuDNN graph on a B200, and its backward exported."""
+    for stage, expected in (("gate_up", route), ("down_dswiglu", "exported")):
+        found, declined = _routes.candidates(call(stage), target)
+        assert not declined
+        assert found[0].route == expected
+        assert {candidate.route for candidate in found} == {"cudnn", "exported"}
 
 
 def test_a_candidate_is_a_call_of_the_launcher() -> None:
