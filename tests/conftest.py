@@ -12,24 +12,35 @@ import jax
 import numpy as np
 import pytest
 
+from swiglu_jax._device import local_gpu_target
+
 REQUIRE_GPU = "SWIGLU_JAX_REQUIRE_GPU"
 """Set by ``make gpu``: there a GPU test that cannot run is a failure, not a skip."""
+NO_GPU = "needs an NVIDIA GPU; JAX sees none here"
 
 
-def _gpus() -> int:
-    try:
-        return len(jax.devices("cuda"))
-    except RuntimeError:
-        return 0
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip GPU tests where there is no GPU; drop those that are for other GPUs than are here.
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if _gpus() or os.environ.get(REQUIRE_GPU) == "1":
-        return
-    skip = pytest.mark.skip(reason="needs an NVIDIA GPU; JAX sees none here")
+    Dropped and not skipped: on a GPU machine a skip is a failure, since it hides what should run.
+    """
+    target = local_gpu_target()
+    count = len(jax.local_devices(backend="cuda")) if target else 0
+    elsewhere = []
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+        marker = item.get_closest_marker("gpu")
+        if marker is None:
+            continue
+        if target is None:
+            if os.environ.get(REQUIRE_GPU) != "1":
+                item.add_marker(pytest.mark.skip(reason=NO_GPU))
+        elif count < marker.kwargs.get("count", 1) or target not in marker.kwargs.get(
+            "targets", (target,)
+        ):
+            elsewhere.append(item)
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if item not in set(elsewhere)]
 
 
 @pytest.fixture

@@ -173,12 +173,11 @@ def test_exported_and_called(rng):
         assert error(a, float64(b)) <= 1e-6
 
 
+@pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("plan", ["dp", "tp", "dp x tp", "fsdp"])
 def test_all_gpus_of_this_host(rng, plan):
     """Fused calls on local shards, and the collectives of plain JAX."""
     devices = jax.devices()
-    if len(devices) < 2:
-        pytest.skip("needs several GPUs on this host")
     tp = {"dp": 1, "fsdp": 1, "tp": len(devices)}.get(plan, 2)
     shape = (len(devices) // tp, tp)
     on = jax.make_mesh(shape, ("dp", "tp"), (AxisType.Auto,) * 2, devices=devices)

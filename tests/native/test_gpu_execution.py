@@ -136,10 +136,9 @@ def test_two_threads_agree_with_running_alone(rng: np.random.Generator) -> None:
         assert pool["leases"] >= 81
 
 
+@pytest.mark.gpu(count=2)
 def test_two_devices(rng: np.random.Generator) -> None:
     devices = jax.local_devices(backend="cuda")
-    if len(devices) < 2:
-        pytest.skip("needs two GPUs")
     call = stage_call(GATE_UP, 7)
     arrays = gpu.operands(rng, call, LEAD)
     plan = gpu.first_plan(GATE_UP, call)
