@@ -26,6 +26,8 @@ FFI_TARGETS = (
     "swiglu_jax_cudnn_down_dswiglu_two_step",
     "swiglu_jax_exported_gate_up",
     "swiglu_jax_exported_down_dswiglu",
+    "swiglu_jax_exported_input_gradient",
+    "swiglu_jax_exported_weight_gradients",
 )
 """Each a C symbol, with ``_initialize`` behind it for what runs before every execution."""
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 STAGE_OUTPUTS = {
     "gate_up": ("h", "gate", "up"),
     "down_dswiglu": ("dgate", "dup", "h"),
+    "input_gradient": ("x",),
+    "weight_gradients": ("w_gate", "w_up", "w_down"),
 }
 """A stage's outputs in canonical order: the order of an entry's outputs and of XLA's results."""
 
@@ -18,7 +20,7 @@ class KernelVariant:
     name: str
     """A C identifier, unique over all architectures; the entry is ``__tvm_ffi_<name>``."""
     stage: str
-    """"gate_up" or "down_dswiglu"."""
+    """A key of ``STAGE_OUTPUTS``."""
     arch: str
     """What it is compiled for: "sm_90a", "sm_100a", ..."""
     outputs: tuple[str, ...]
