@@ -1,12 +1,14 @@
 """The environment report: versions, devices, and which routes serve this machine."""
 
 import platform
+from collections import Counter
 from importlib import metadata
 from typing import Any
 
 import jax
 
 from swiglu_jax import _routes
+from swiglu_jax._advice import advice, decline_lines
 from swiglu_jax._candidate import StageCall
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
@@ -26,9 +28,13 @@ _TYPICAL = {
 """The stages of a full training step, at a width that every kernel takes."""
 
 
-def environment_report() -> dict[str, Any]:
-    """Versions, devices, settings and, for each stage of a bf16 training step, its routes."""
-    target = lowering_target() or CPU
+def environment_report(target: str | None = None) -> dict[str, Any]:
+    """Versions, devices, settings and, for each stage of a bf16 training step, its routes.
+
+    Args:
+        target: the machine to ask about, as ``explain`` takes it; None takes this one.
+    """
+    target = target or lowering_target() or CPU
     return {
         "swiglu_jax": __version__,
         "python": platform.python_version(),
@@ -41,6 +47,7 @@ def environment_report() -> dict[str, Any]:
             "frost_backward": config.frost_backward,
             "tune": config.tune,
             "cache_dir": str(config.cache_dir),
+            "log": config.log,
         },
         "target": target,
         "stages": {stage: _routes_of(stage, target) for stage in _TYPICAL},
@@ -65,11 +72,20 @@ def _routes_of(stage: str, target: str) -> dict[str, Any]:
     serving: dict[str, list[str]] = {}
     for candidate in found:
         serving.setdefault(candidate.route, []).append(candidate.kernel)
-    return {"serving": serving | {"xla": ["XLA's own GEMMs and fusions"]}, "declined": declined}
+    return {
+        "serving": serving | {"xla": ["XLA's own GEMMs and fusions"]},
+        "declined": declined,
+        "advice": {route: advice(route, why, call, target) for route, why in declined.items()},
+    }
 
 
-def format_report(report: dict[str, Any]) -> str:
-    """The report as lines for a person."""
+def format_report(report: dict[str, Any], kernels: bool = False) -> str:
+    """The report as lines for a person.
+
+    Args:
+        report: from ``environment_report``.
+        kernels: whether every exported kernel gets a line, or each architecture.
+    """
     lines = [f"swiglu_jax {report['swiglu_jax']}, Python {report['python']}, {report['system']}"]
     lines += [f"  {n:<22} {v or 'not installed'}" for n, v in report["packages"].items()]
     lines.append("devices: " + ", ".join(report["devices"]))
@@ -77,13 +93,28 @@ def format_report(report: dict[str, Any]) -> str:
     lines.append(f"routes of a bf16 training step on {report['target']}:")
     for stage, routes in report["stages"].items():
         lines.append(f"  {stage}")
-        for route, kernels in routes["serving"].items():
-            lines += [f"    {route:<9} {kernel}" for kernel in kernels]
-        lines += [f"    not {route}: {why}" for route, why in routes["declined"].items()]
+        for route, names in routes["serving"].items():
+            lines += [f"    {route:<9} {name}" for name in names]
+        lines += [f"    {line}" for line in decline_lines(routes["declined"], routes["advice"])]
     compilers = ", ".join(f"{k} {v}" for k, v in report["kernels_compiled_with"].items())
     lines.append(f"exported kernels: {len(report['kernels'])}, compiled with {compilers or '-'}")
-    for k in report["kernels"]:
-        shape = f"{k['tile']}, cluster {k['cluster']}"
-        bytes_ = k["residual_alignment"] or k["alignment"]
-        lines.append(f"  {k['name']:<60} {shape}, {bytes_}-byte aligned, {k['digest']}")
+    lines += _each(report["kernels"]) if kernels else _counted(report["kernels"])
     return "\n".join(lines)
+
+
+def _each(kernels: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"  {k['name']:<60} {k['tile']}, cluster {k['cluster']}, "
+        f"{k['residual_alignment'] or k['alignment']}-byte aligned, {k['digest']}"
+        for k in kernels
+    ]
+
+
+def _counted(kernels: list[dict[str, Any]]) -> list[str]:
+    stages: dict[str, Counter[str]] = {}
+    for kernel in kernels:
+        stages.setdefault(kernel["architecture"], Counter())[kernel["stage"]] += 1
+    return [
+        f"  {architecture:<9} " + ", ".join(f"{n} {stage}" for stage, n in counts.items())
+        for architecture, counts in stages.items()
+    ]

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from swiglu_jax import _routes
+from swiglu_jax._advice import advice, decline_lines
 from swiglu_jax._arguments import check_arrays, check_options
 from swiglu_jax._candidate import Choice
 from swiglu_jax._config import config
@@ -30,6 +31,8 @@ class StageReport:
     kernel: str
     declined: dict[str, str]
     """Route to the reason why it does not serve this call."""
+    advice: dict[str, str]
+    """For each of those routes, what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Explanation:
         for title, stage in (("forward", self.forward), ("backward", self.backward)):
             asked = ", ".join(stage.outputs) or "no fused stage"
             lines.append(f"  {title:<9} {stage.route:<9} {stage.kernel}  ({asked})")
-            lines += [f"    not {route}: {why}" for route, why in stage.declined.items()]
+            lines += [f"    {line}" for line in decline_lines(stage.declined, stage.advice)]
         lines.append("  kept for the backward pass")
         for r in self.residuals:
             shape = ", ".join(map(str, r.shape))
@@ -111,7 +114,7 @@ def explain(
 
     def report(stage: str, outputs: tuple[str, ...], operands: tuple[Any, ...]) -> StageReport:
         params = StageParams(outputs, weight_layout, implementation)
-        call = STAGES[stage].call(operands, params)
+        call = STAGES[stage].call(STAGES[stage].used(operands, params), params)
         if target == CPU:
             choice = Choice(None, _routes.no_gpu((CPU,)))
             if implementation == "fused":
@@ -119,14 +122,15 @@ def explain(
         else:
             choice = _routes.choose(call, implementation, target)
         kernel = choice.candidate.kernel if choice.candidate else "XLA's own GEMMs and fusions"
-        return StageReport(outputs, choice.route, kernel, choice.declined)
+        todo = {route: advice(route, why, call, target) for route, why in choice.declined.items()}
+        return StageReport(outputs, choice.route, kernel, choice.declined, todo)
 
     forward = report("gate_up", plan.forward, (x, w_gate, w_up))
     if plan.backward:
         backward = report("down_dswiglu", plan.backward, (x, w_down, inner, inner))
     else:
         work = "the weight gradient's GEMM" if "w_down" in wrt else "no backward pass"
-        backward = StageReport((), "xla", work, {})
+        backward = StageReport((), "xla", work, {}, {})
     shapes = {name: inner.shape for name in ("h", "gate", "up")} | {"x": tuple(x.shape)}
     residuals = tuple(
         Residual(n, shapes[n], str(x.dtype), math.prod(shapes[n]) * np.dtype(x.dtype).itemsize)

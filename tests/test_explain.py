@@ -1,7 +1,9 @@
 """explain and ``python -m swiglu_jax``: which route, why not the others, and what is kept."""
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -10,7 +12,11 @@ import jax.numpy as jnp
 import pytest
 from support import LAYOUTS
 
-from swiglu_jax import explain
+from swiglu_jax import _cudnn, _exported, _native, _routes, _table, _tuning, explain
+from swiglu_jax._advice import advice
+from swiglu_jax._candidate import StageCall
+from swiglu_jax._config import config
+from swiglu_jax._measurement import Measurement
 from swiglu_jax._residuals import residual_plan
 
 
@@ -58,10 +64,97 @@ def test_the_stages_are_those_of_the_residual_table(wrt):
 def test_the_table_names_stages_residuals_and_bytes():
     text = str(explain(*_shapes(), target="cpu"))
     size = 4 * 512 * 4096 * 2
-    for part in ("swiglu_mlp on cpu", "forward", "backward", "not cudnn:", "not exported:",
+    for part in ("swiglu_mlp on cpu", "forward", "backward", "not exported, cudnn:", "to do: ",
                  f"gate  bfloat16[4, 512, 4096]  {size:,} bytes", "total"):  # fmt: skip
         assert part in text
-    json.dumps(explain(*_shapes(), target="cpu").to_dict())
+    data = json.loads(json.dumps(explain(*_shapes(), target="cpu").to_dict()))
+    assert data["forward"]["route"] == "xla"
+    assert set(data["forward"]["advice"]) == set(data["forward"]["declined"])
+
+
+def _changed(monkeypatch, **changes):
+    for module in (_cudnn, _exported, _routes, _tuning):
+        monkeypatch.setattr(module, "config", dataclasses.replace(config, **changes))
+
+
+def _measured(monkeypatch, times, failed=None):
+    def measurement(call, candidates, target):
+        timed = tuple((c, times[c.route]) for c in candidates if c.route in times)
+        return Measurement(100.0, timed, failed or {})
+
+    monkeypatch.setattr(_tuning, "measurement", measurement)
+
+
+def _without_the_library(monkeypatch):
+    monkeypatch.setattr(_native, "unavailable_reason", lambda: "the native library is not built")
+
+
+def _without_cudnn(monkeypatch):
+    def version(function):
+        raise RuntimeError("cuDNN can't be opened: libcudnn.so.9: no such file")
+
+    monkeypatch.setattr(_cudnn, "local_gpu_target", lambda: "sm_90a")
+    monkeypatch.setattr(_native, "call_json", version)
+
+
+def _in_the_table(monkeypatch):
+    def lookup(call, offered, target):
+        return _table.Row(call, 100.0, {c.kernel: 120.0 for c in offered})
+
+    monkeypatch.setattr(_table, "lookup", lookup)
+
+
+_PLAIN = (lambda _: None, {}, {})
+DECLINES = {
+    # name: set up; what _shapes takes; what explain takes; what to do about it
+    "a CPU": (*_PLAIN[:2], {"target": "cpu"}, "NVIDIA GPU"),
+    "implementation": (*_PLAIN[:2], {"implementation": "xla"}, "leave implementation"),
+    "dtype": (_PLAIN[0], {"dtype": jnp.float32}, {}, "compute in bfloat16"),
+    "an old GPU": (*_PLAIN[:2], {"target": "sm_80"}, "nothing; fused kernels need Hopper"),
+    "a GPU with no kernels": (*_PLAIN[:2], {"target": "sm_121a"}, "nothing; another route"),
+    "empty": (_PLAIN[0], {"lead": (0,)}, {}, "nothing; an empty product"),
+    "odd H": (_PLAIN[0], {"width": 1001}, {}, "pad H=1001 to 1008"),
+    "odd I": (_PLAIN[0], {"hidden": 4090}, {}, "pad I=4090 to 4096"),
+    "no library": (_without_the_library, {}, {}, "make build"),
+    "no cuDNN": (_without_cudnn, {}, {}, "swiglu-jax[cuda13]"),
+    "two-step backward": (
+        lambda m: _changed(m, frost_backward=False), {}, {}, "unset SWIGLU_JAX_FROST_BWD",
+    ),
+    "unmeasured": (
+        lambda m: m.setattr(_table, "lookup", lambda *_: None), {}, {}, "compile the call on such",
+    ),
+    "the table": (_in_the_table, {}, {}, "nothing; XLA was faster where"),
+    "slower": (
+        lambda m: _measured(m, {"exported": 90, "cudnn": 95}), {}, {}, "nothing; the faster one",
+    ),
+    "a trial that failed": (
+        lambda m: _measured(m, {"exported": 120}, {"cuDNN graph": "CUDNN_STATUS"}),
+        {}, {}, "its trial failed",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECLINES)
+def test_every_decline_says_what_to_do(name, monkeypatch):
+    prepare, shapes, options, todo = DECLINES[name]
+    prepare(monkeypatch)
+    explained = explain(*_shapes(**shapes), **{"target": "sm_90a"} | options)
+    for stage in (explained.forward, explained.backward):
+        assert set(stage.advice) == set(stage.declined)
+        assert all(stage.advice.values())
+    assert todo in str(explained)
+
+
+def test_padding_as_advised_lets_the_route_serve():
+    odd = StageCall("down_dswiglu", ("dgate", "dup", "h"), "OI", "bfloat16", m=64, h=100, i=260)
+    for target in ("sm_90a", "sm_100a"):
+        for route in ("exported", "cudnn"):
+            _, declined = _routes.candidates(odd, target)
+            text = advice(route, declined[route], odd, target)
+            sizes = re.findall(r"pad ([HI])=\d+ to (\d+)", text)
+            padded = {letter.lower(): int(size) for letter, size in sizes}
+            found, _ = _routes.candidates(dataclasses.replace(odd, **padded), target)
+            assert route in {candidate.route for candidate in found}
 
 
 def test_nothing_kept_is_said():
@@ -80,9 +173,26 @@ def test_the_environment_report_is_json_and_text():
     assert report["target"] == "cpu"
     assert report["packages"]["jax"] == jax.__version__
     assert set(report["stages"]) == {"gate_up", "down_dswiglu"}
+    for stage in report["stages"].values():
+        assert set(stage["advice"]) == set(stage["declined"]) == {"exported", "cudnn"}
     text = _run(["-m", "swiglu_jax"]).stdout
     assert "routes of a bf16 training step on cpu" in text
-    assert "not cudnn" in text
+    assert "not exported, cudnn" in text
+    assert "to do: " in text
+    assert len(text.splitlines()) < 40  # a person's: no line for each kernel
+
+
+def test_the_environment_report_lists_the_kernels_when_asked():
+    kernels = json.loads(_run(["-m", "swiglu_jax", "--json"]).stdout)["kernels"]
+    listed = _run(["-m", "swiglu_jax", "--kernels"]).stdout
+    assert all(kernel["name"] in listed for kernel in kernels)
+
+
+def test_the_environment_report_refuses_a_target_it_does_not_know():
+    done = _run(["-m", "swiglu_jax", "--target", "h200"])
+    assert done.returncode == 2
+    assert "--target: expected" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_environment_report_asks_about_the_target():
