@@ -34,6 +34,8 @@ ROWS = (16, 128, 512, 2048, 8192, 32768)
 STAGES = {
     "gate_up": (("h",), ("h", "gate", "up")),
     "down_dswiglu": (("dup",), ("dgate", "dup"), ("dgate", "dup", "h")),
+    "input_gradient": (("x",),),
+    "weight_gradients": (("w_down",), ("w_gate", "w_up"), ("w_gate", "w_up", "w_down")),
 }
 
 

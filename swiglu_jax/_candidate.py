@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass, field
 
+FUSED_STAGES = ("gate_up", "down_dswiglu")
+"""The stages that implementation="fused" insists on. The gradients' GEMMs have no epilogue to
+fuse: a kernel serves them only where it is known to be faster than XLA's."""
+
 
 @dataclass(frozen=True)
 class StageCall:
     """One stage at one (local) shape: what a route is asked to serve."""
 
     stage: str
-    """"gate_up" or "down_dswiglu"."""
+    """"gate_up", "down_dswiglu", "input_gradient" or "weight_gradients"."""
     outputs: tuple[str, ...]
     """What is asked, in the stage's canonical order."""
     weight_layout: str

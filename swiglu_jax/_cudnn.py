@@ -43,6 +43,8 @@ def candidates(call: StageCall, target: str) -> list[Candidate]:
     Raises:
         Declined: with the reason.
     """
+    if call.stage not in OUTPUTS:
+        raise Declined("a GEMM without an epilogue: XLA times cuBLAS and cuDNN for it by itself")
     _check(call, target)
     written = _written(call)
     attributes = (

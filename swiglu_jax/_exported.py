@@ -74,11 +74,11 @@ def _narrowed(shipped: list[KernelVariant], call: StageCall, target: str) -> lis
     return shipped
 
 
-def _operands(stage: str, outputs: tuple[str, ...]) -> int:
-    """How many operands a call has: the backward reads up only where dgate or h is asked."""
-    if stage == "gate_up":
-        return 3
-    return 4 if {"dgate", "h"} & set(outputs) else 3
+def _operands(stage: str, outputs: tuple[str, ...]) -> tuple[str, ...]:
+    """Which operands a set of outputs needs beyond those that every set does."""
+    if stage == "down_dswiglu":
+        return ("up",) if {"dgate", "h"} & set(outputs) else ()
+    return outputs if stage == "weight_gradients" else ()
 
 
 def _of_the_right_sizes(found: list[KernelVariant], call: StageCall) -> list[KernelVariant]:

@@ -1,7 +1,7 @@
 """swiglu_mlp: checks, and the custom_vjp; the only file that knows about differentiation."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,7 +13,15 @@ from swiglu_jax._arguments import as_arrays, check_arrays, check_options
 from swiglu_jax._compat import default_matmul_precision, explicit_sharding, varying_axes
 from swiglu_jax._dot import contract
 from swiglu_jax._residuals import ARGUMENTS, residual_plan
-from swiglu_jax._stages import StageParams, absent, down_dswiglu, gate_up
+from swiglu_jax._stages import (
+    Stage,
+    StageParams,
+    absent,
+    down_dswiglu,
+    gate_up,
+    input_gradient,
+    weight_gradients,
+)
 
 
 def swiglu_mlp(
@@ -167,30 +175,27 @@ def _backward(
     else:
         dgate = dup = None
 
-    rows = tuple(range(dy.ndim - 1))
-    io = options.weight_layout == "IO"
-
-    def of_input(cotangent: Any, weight: jax.Array) -> jax.Array:
-        side = 1 if io else 0
-        return contract(
-            cotangent, -1, weight, side, precision=options.precision, out_sharding=shardings.x
-        )
-
-    def of_weight(name: str, inputs: Any, cotangent: Any) -> jax.Array:
-        # Operands in the order that gives the weight's own layout, so nothing is transposed.
-        a, b = (inputs, cotangent) if io else (cotangent, inputs)
-        sharding = getattr(shardings, name)
-        with jax.named_scope(f"swiglu_d{name}"):
-            return contract(a, rows, b, rows, precision=options.precision, out_sharding=sharding)
-
     gradients: dict[str, jax.Array] = {}
     if "x" in asked:
-        with jax.named_scope("swiglu_dx"):
-            gradients["x"] = of_input(dgate, w_gate) + of_input(dup, w_up)
-    if "w_gate" in asked:
-        gradients["w_gate"] = of_weight("w_gate", x, dgate)
-    if "w_up" in asked:
-        gradients["w_up"] = of_weight("w_up", x, dup)
-    if "w_down" in asked:
-        gradients["w_down"] = of_weight("w_down", h, dy)
+        operands = (dgate, dup, w_gate, w_up)
+        gradients |= _gradients(options, input_gradient, ("x",), operands, shardings)
+    weights = tuple(name for name in ARGUMENTS[1:] if name in asked)
+    if weights:
+        operands = (x, dgate, dup, h, dy)
+        gradients |= _gradients(options, weight_gradients, weights, operands, shardings)
     return tuple(gradients.get(name) for name in ARGUMENTS)
+
+
+def _gradients(
+    options: _Options,
+    stage: Stage,
+    outputs: tuple[str, ...],
+    operands: tuple[Any, ...],
+    shardings: _Shardings,
+) -> dict[str, jax.Array]:
+    """The gradients in ``outputs``; on meshes with explicit axes as plain products, laid out."""
+    params = options.stage(outputs)
+    explicit = tuple((name, getattr(shardings, name)) for name in outputs)
+    if any(sharding is not None for _, sharding in explicit):
+        return stage.inline(*operands, params=replace(params, out_shardings=explicit))
+    return stage.bind(*operands, params=params)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from swiglu_jax import _tuning
-from swiglu_jax._candidate import Candidate, Choice, Declined, StageCall
+from swiglu_jax._candidate import FUSED_STAGES, Candidate, Choice, Declined, StageCall
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
 from swiglu_jax._providers import PROVIDERS, preference, provider
@@ -49,6 +49,8 @@ def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str,
 def choose(call: StageCall, implementation: str | None, target: str | None = None) -> Choice:
     """What serves ``call`` in a CUDA lowering.
 
+    The gradients' GEMMs take "fused" for None: XLA's form is theirs where nothing beats it.
+
     Args:
         call: the stage and its local shape.
         implementation: None takes the best route that serves the call, "xla" XLA's form,
@@ -60,6 +62,8 @@ def choose(call: StageCall, implementation: str | None, target: str | None = Non
     """
     if implementation == "xla":
         return Choice(None, dict.fromkeys(PROVIDERS, 'implementation="xla" was asked for'))
+    if call.stage not in FUSED_STAGES:
+        implementation = None
     target = target or lowering_target()
     if target is None:
         declined = dict.fromkeys(

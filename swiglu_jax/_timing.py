@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from swiglu_jax import _stages  # read when called: _stages itself imports the routes
@@ -31,32 +30,20 @@ MAX_REPEATS = 64
 Program = Callable[..., Sequence[jax.Array]]
 
 
-def ffi_program(candidate: Candidate, lead: tuple[int, ...], hidden: int, dtype: Any) -> Program:
-    """The candidate as a function of the stage's operands."""
-    results = [jax.ShapeDtypeStruct((*lead, hidden), dtype)] * len(candidate.outputs)
-    if candidate.scratch_bytes:
-        results.append(jax.ShapeDtypeStruct((candidate.scratch_bytes,), np.uint8))
-    attributes = {k: np.int64(v) if isinstance(v, int) else v for k, v in candidate.attributes}
-
-    def run(*operands: jax.Array) -> Sequence[jax.Array]:
-        return jax.ffi.ffi_call(candidate.ffi_target, results)(*operands, **attributes)
-
-    return run
-
-
 def operands_of(call: StageCall, rows: int) -> list[jax.Array]:
     """Random operands of a call with ``rows`` rows, on the default device."""
     assert call.h is not None and call.i is not None
     sizes = {"l": rows, "h": call.h, "i": call.i}
-    stage = _stages.STAGES[call.stage]
-    letters = stage.letters(call.weight_layout)
-    needed = stage.needed(call.outputs)
+    letters = _stages.stage_named(call.stage).operand_letters(_params(call))
     keys = jax.random.split(jax.random.key(0), len(letters))
     return [
         _random(key, tuple(sizes[k] for k in names), jnp.dtype(call.dtype))
-        for key, names, need in zip(keys, letters, needed, strict=True)
-        if need
+        for key, names in zip(keys, letters, strict=True)
     ]
+
+
+def _params(call: StageCall) -> Any:
+    return _stages.StageParams(call.outputs, call.weight_layout, implementation="xla")
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -86,19 +73,16 @@ def measure(call: StageCall, candidates: Sequence[Candidate], device: Any) -> Me
     Returns:
         The times. A candidate that fails to compile or run is left out, with its reason kept.
     """
-    assert call.i is not None
     with jax.default_device(device):
         rows = timed_rows(call)
         operands = operands_of(call, rows)
-        params = _stages.StageParams(call.outputs, call.weight_layout, implementation="xla")
-        form = functools.partial(_stages.STAGES[call.stage].form, params=params)
+        form = functools.partial(_stages.stage_named(call.stage).form, params=_params(call))
         repeats = _repeats(form, operands)
         xla = _repeated(form, repeats)
         programs: dict[int, Program] = {}
         failed: dict[str, str] = {}
         for k, candidate in enumerate(candidates):
-            program = ffi_program(candidate, (rows,), call.i, jnp.dtype(call.dtype))
-            program = _repeated(program, repeats)
+            program = _repeated(_as_program(call, candidate), repeats)
             try:
                 jax.block_until_ready(program(*operands))
             except Exception as error:  # whatever a trial raises, the candidate declines
@@ -115,6 +99,12 @@ def measure(call: StageCall, candidates: Sequence[Candidate], device: Any) -> Me
         candidates=tuple((candidates[k], statistics.median(times[k])) for k in programs),
         failed=failed,
     )
+
+
+def _as_program(call: StageCall, candidate: Candidate) -> Program:
+    """The candidate as a function of the stage's operands."""
+    stage, params = _stages.stage_named(call.stage), _params(call)
+    return lambda *operands: _stages.ffi_call(stage, candidate, params, operands)
 
 
 def _repeats(form: Program, operands: Sequence[jax.Array]) -> int:

@@ -95,6 +95,8 @@ class FusedCpu:
         return sorted(made)
 
     def candidates(self, call: StageCall, target: str) -> list[Candidate]:
+        if call.stage not in STAGES:
+            raise Declined("no handler for the gradients' GEMMs")
         self.asked.append(call)
         reason = self.decline(call)
         if reason:

@@ -26,10 +26,9 @@ def register(stage: Stage) -> None:
 def _rule(
     stage: Stage, operands: Sequence[Any], dims: Sequence[int | None], *, params: StageParams
 ) -> tuple[list[jax.Array], list[int]]:
-    letters = stage.letters(params.weight_layout)[: len(operands)]
-    has_rows = ["l" in names for names in letters]
+    has_rows = ["l" in names for names in stage.operand_letters(params)]
     mapped = [d is not None for d in dims]
-    if mapped == has_rows:
+    if mapped == has_rows and stage.keeps_rows:
         # The new axis is one more leading axis, behind the axis over weights if there is one.
         at = [int(bool(params.batched) and b) for b in params.batched or mapped]
         moved = [

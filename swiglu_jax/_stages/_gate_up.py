@@ -26,6 +26,7 @@ gate_up = _primitive.define(
         derivative_form=functools.partial(_forms.gate_up, exact=False),
         needed=_needed,
         letters=_letters,
+        result_letters=lambda _: ("li",) * 3,
         primitive=core.Primitive("swiglu_gate_up"),
     )
 )

@@ -44,6 +44,8 @@ def can_partition(stage: Stage, avals: Sequence[Any], params: StageParams) -> bo
     Raises:
         NotImplementedError: implementation="fused", where no device could run a fused kernel.
     """
+    if not stage.divisible:
+        return False
     call = stage.call(avals, params)
     if call.dtype not in _routes.FUSED_DTYPES or lowering_target() in (None, CPU):
         # No local shape could change that: XLA's form now, as on one device.
@@ -62,14 +64,12 @@ def can_partition(stage: Stage, avals: Sequence[Any], params: StageParams) -> bo
     return True
 
 
-def _dimensions(
-    stage: Stage, params: StageParams, operands: int, rank: int
-) -> tuple[list[list[str]], list[str]]:
+def _dimensions(stage: Stage, params: StageParams, rank: int) -> tuple[list[list[str]], list[str]]:
     """A letter for each dimension of each operand, and of each result (they are all alike)."""
     batch = ["b"] if params.batched else []
     lead = [f"l{k}" for k in range(rank - len(batch) - 1)]
     names = []
-    for k, letters in enumerate(stage.letters(params.weight_layout)[:operands]):
+    for k, letters in enumerate(stage.operand_letters(params)):
         own = batch if params.batched and params.batched[k] else []
         names.append([*own, *(n for c in letters for n in (lead if c == "l" else [c]))])
     return names, [*batch, *lead, "i"]
@@ -86,7 +86,7 @@ def lower(
         # the persistent compilation cache keys.
         "for": [__version__, lowering_target(), config.frost_backward, digest_of_artifacts()],
     }
-    names, result = _dimensions(stage, params, len(operands), ctx.avals_out[0].ndim)
+    names, result = _dimensions(stage, params, ctx.avals_out[0].ndim)
     return _compat.lower_partitioned_call(
         ctx,
         _target(stage),
@@ -119,7 +119,7 @@ def _partition(
         for name, value in message["params"].items()
     }
     params = StageParams(**fields)
-    names, result = _dimensions(stage, params, len(operands), len(results[0].shape))
+    names, result = _dimensions(stage, params, len(results[0].shape))
     division = _compat.Division.of(sharding, result)
     shardings = [division.of_tensor(n) for n in names]
     local = [_compat.local_shape(s, a) for s, a in zip(shardings, operands, strict=True)]

@@ -28,6 +28,9 @@ def program(
     Raises:
         NotImplementedError: implementation="fused" and every candidate declined.
     """
+    if params.batched and not stage.keeps_rows:
+        # One small result for each element: a batched GEMM, not a loop of kernels.
+        return functools.partial(stage.evaluate, params=params), False
     choice = _routes.choose(stage.call(avals, params), params.implementation)
     if choice.candidate is None:
         return functools.partial(stage.evaluate, params=params), False
@@ -55,13 +58,18 @@ def _call(
     stage: Stage, candidate: Candidate, params: StageParams, operands: Sequence[jax.Array]
 ) -> Sequence[jax.Array]:
     """The candidate as one custom call; its values for the asked outputs."""
-    rows, weight = operands[:2]
-    hidden = weight.shape[stage.letters(params.weight_layout)[1].index("i")]
-    result = jax.ShapeDtypeStruct((*rows.shape[:-1], hidden), rows.dtype)
-    results = [result] * len(candidate.outputs)
+    values = ffi_call(stage, candidate, params, operands)
+    by_name = dict(zip(candidate.outputs, values, strict=False))
+    return [by_name[name] for name in params.outputs]
+
+
+def ffi_call(
+    stage: Stage, candidate: Candidate, params: StageParams, operands: Sequence[jax.Array]
+) -> Sequence[jax.Array]:
+    """All that the candidate's call writes: its outputs, and its scratch if it has any."""
+    shapes = stage.result_shapes(candidate.outputs, [a.shape for a in operands], params)
+    results = [jax.ShapeDtypeStruct(shape, operands[0].dtype) for shape in shapes]
     if candidate.scratch_bytes:
         results.append(jax.ShapeDtypeStruct((candidate.scratch_bytes,), np.uint8))
     attributes = {k: np.int64(v) if isinstance(v, int) else v for k, v in candidate.attributes}
-    values = jax.ffi.ffi_call(candidate.ffi_target, results)(*operands, **attributes)
-    by_name = dict(zip(candidate.outputs, values, strict=False))
-    return [by_name[name] for name in params.outputs]
+    return jax.ffi.ffi_call(candidate.ffi_target, results)(*operands, **attributes)

@@ -54,7 +54,7 @@ def _ask(stage: Stage, policy: Callable[..., Any], eqn: Any) -> Any:
     own = remat_case(policy(eqn.primitive, *avals, params=params))
     if own is not Remat.RECOMPUTE or not _has_gemm(stage, params):
         return own
-    lhs, rhs = avals[:2]
+    lhs, rhs = (avals[k] for k in stage.gemm)
     return remat_case(
         policy(
             dot_general_p,
@@ -69,11 +69,30 @@ def _ask(stage: Stage, policy: Callable[..., Any], eqn: Any) -> Any:
 
 
 def _has_gemm(stage: Stage, params: StageParams) -> bool:
-    return stage.name == "gate_up" or params.outputs != ("h",)
+    return stage.name != "down_dswiglu" or params.outputs != ("h",)
 
 
 def _dimension_numbers(stage: Stage, params: StageParams, rank: int) -> Any:
-    lhs_batched, rhs_batched = params.batched[:2] or (False, False)
-    contracted = stage.letters(params.weight_layout)[1].index("h") + rhs_batched
+    """Of ``stage.gemm``, whose left operand has this rank."""
+    left, right = (
+        _dimensions(stage.operand_letters(params)[k], rank - _is_batched(params, stage.gemm[0]))
+        for k in stage.gemm
+    )
+    lhs_batched, rhs_batched = (_is_batched(params, k) for k in stage.gemm)
+    common = [name for name in left if name in right]
+    contracted = (
+        tuple(left.index(name) + lhs_batched for name in common),
+        tuple(right.index(name) + rhs_batched for name in common),
+    )
     batch = ((0,), (0,)) if lhs_batched and rhs_batched else ((), ())
-    return (((rank - 1,), (contracted,)), batch)
+    return (contracted, batch)
+
+
+def _is_batched(params: StageParams, operand: int) -> bool:
+    return bool(params.batched) and params.batched[operand]
+
+
+def _dimensions(letters: str, rank: int) -> list[str]:
+    """A name for each dimension of an operand, where one with rows has this rank."""
+    lead = [f"l{k}" for k in range(rank - 1)]
+    return [name for letter in letters for name in (lead if letter == "l" else [letter])]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from swiglu_jax._stages._params import StageParams
 
 @dataclass(frozen=True)
 class Stage:
-    """One of the two fused stages, and the primitive that stands for it in a jaxpr."""
+    """One stage of the op, and the primitive that stands for it in a jaxpr."""
 
     name: str
     outputs: tuple[str, ...]
@@ -27,9 +28,15 @@ class Stage:
     needed: Callable[[tuple[str, ...]], tuple[bool, ...]]
     """Which operands a set of outputs needs."""
     letters: Callable[[str], tuple[str, ...]]
-    """For a weight layout, each operand's trailing dimensions in letters of (h, i); "l" stands
-    for any number of leading dimensions. Results are all "li"."""
+    """For a weight layout, each operand's dimensions in letters; "l" stands for any number of
+    leading dimensions."""
+    result_letters: Callable[[str], tuple[str, ...]]
+    """Likewise for each of ``outputs``."""
     primitive: core.Primitive = field(compare=False)
+    gemm: tuple[int, int] = (0, 1)
+    """Which two of the operands that it is bound with make its (first) matrix product."""
+    divisible: bool = True
+    """Whether the partitioner can divide it; XLA divides the form of one that it cannot."""
 
     def bind(self, *operands: jax.Array, params: StageParams) -> dict[str, jax.Array]:
         """Run the stage; the operands that the asked outputs do not need are left out.
@@ -37,10 +44,51 @@ class Stage:
         Returns:
             Output name to array.
         """
-        needed = self.needed(params.outputs)
-        used = [a for a, need in zip(operands, needed, strict=True) if need]
-        results = self.primitive.bind(*used, params=params)
+        results = self.primitive.bind(*self.used(operands, params), params=params)
         return dict(zip(params.outputs, results, strict=True))
+
+    def inline(self, *operands: jax.Array, params: StageParams) -> dict[str, jax.Array]:
+        """As ``bind``, but with the XLA form in the stage's place, for JAX to see through."""
+        results = self.form(*self.used(operands, params), params=params)
+        return dict(zip(params.outputs, results, strict=True))
+
+    def used(self, operands: Sequence[Any], params: StageParams) -> list[Any]:
+        """Those of all operands that the asked outputs need."""
+        needed = self.needed(params.outputs)
+        return [a for a, need in zip(operands, needed, strict=True) if need]
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the leading dimensions are also the results': then more rows are more of all."""
+        return all("l" in names for layout in ("OI", "IO") for names in self.result_letters(layout))
+
+    def operand_letters(self, params: StageParams) -> list[str]:
+        """``letters`` of the operands that it is bound with."""
+        needed = self.needed(params.outputs)
+        letters = self.letters(params.weight_layout)
+        return [names for names, need in zip(letters, needed, strict=True) if need]
+
+    def result_shapes(
+        self, outputs: Sequence[str], shapes: Sequence[tuple[int, ...]], params: StageParams
+    ) -> list[tuple[int, ...]]:
+        """Shapes of ``outputs`` for operands of ``shapes``, without an axis over calls."""
+        sizes = self._sizes(shapes, params)
+        letters = dict(zip(self.outputs, self.result_letters(params.weight_layout), strict=True))
+        return [
+            tuple(size for name in letters[output] for size in sizes[name]) for output in outputs
+        ]
+
+    def _sizes(
+        self, shapes: Sequence[tuple[Any, ...]], params: StageParams
+    ) -> dict[str, tuple[Any, ...]]:
+        """Letter to the sizes that it stands for."""
+        sizes: dict[str, tuple[Any, ...]] = {}
+        for shape, names in zip(shapes, self.operand_letters(params), strict=True):
+            lead = names.count("l") and len(shape) - len(names) + 1
+            sizes |= {"l": tuple(shape[:lead])} if "l" in names else {}
+            trailing = shape[lead:]
+            sizes |= {n: (s,) for n, s in zip(names.replace("l", ""), trailing, strict=True)}
+        return sizes
 
     def evaluate(
         self, *operands: jax.Array, params: StageParams, derivative: bool = False
@@ -60,21 +108,15 @@ class Stage:
         shapes = [tuple(a.shape) for a in avals]
         if params.batched:
             shapes = [s[1:] if b else s for s, b in zip(shapes, params.batched, strict=True)]
-        sizes: dict[str, Any] = {"l": 1}
-        for shape, names in zip(shapes, self.letters(params.weight_layout), strict=False):
-            trailing = len(names) - names.count("l")
-            for size, name in zip(shape[len(shape) - trailing :], names[-trailing:], strict=True):
-                sizes[name] = size
-        for size in shapes[0][:-1]:
-            sizes["l"] *= size
+        sizes = self._sizes(shapes, params)
         return StageCall(
             stage=self.name,
             outputs=params.outputs,
             weight_layout=params.weight_layout,
             dtype=str(avals[0].dtype),
-            m=_static(sizes["l"]),
-            h=_static(sizes["h"]),
-            i=_static(sizes["i"]),
+            m=_static(math.prod(sizes["l"])),
+            h=_static(sizes["h"][0]),
+            i=_static(sizes["i"][0]),
         )
 
 
