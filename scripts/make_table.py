@@ -61,6 +61,7 @@ def main() -> None:
         if time.monotonic() - start > options.seconds:
             print(f"stopped after {options.seconds:.0f} s; run again for the rest")
             break
+        started = time.monotonic()
         candidates, _ = _routes.candidates(call, target)
         measured = _tuning.measurement(call, candidates, target)
         if measured is None:
@@ -73,7 +74,9 @@ def main() -> None:
         rows[_key(row["call"])] = row
         best = min(row["kernels"].values(), default=float("nan")) / row["xla_us"]
         name = f"{call.stage} {'+'.join(call.outputs)} {call.weight_layout}"
-        print(f"{name} M={call.m} H={call.h} I={call.i}: fused / XLA {best:.3f}", flush=True)
+        took = time.monotonic() - started
+        print(f"{name} M={call.m} H={call.h} I={call.i}: fused / XLA {best:.3f}, {took:.1f} s to "
+              f"measure {len(candidates)}, {measured.failed or 'none failed'}", flush=True)  # fmt: skip
     table = {
         "device": jax.local_devices(backend="cuda")[0].device_kind,
         "date": datetime.date.today().isoformat(),
