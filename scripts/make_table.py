@@ -75,8 +75,11 @@ def main() -> None:
         best = min(row["kernels"].values(), default=float("nan")) / row["xla_us"]
         name = f"{call.stage} {'+'.join(call.outputs)} {call.weight_layout}"
         took = time.monotonic() - started
-        print(f"{name} M={call.m} H={call.h} I={call.i}: fused / XLA {best:.3f}, {took:.1f} s to "
-              f"measure {len(candidates)}, {measured.failed or 'none failed'}", flush=True)  # fmt: skip
+        print(
+            f"{name} M={call.m} H={call.h} I={call.i}: fused / XLA {best:.3f}; "
+            f"{took:.1f} s for {len(candidates)} candidates; {measured.failed or 'none failed'}",
+            flush=True,
+        )
     table = {
         "device": jax.local_devices(backend="cuda")[0].device_kind,
         "date": datetime.date.today().isoformat(),
