@@ -10,6 +10,10 @@ except ImportError as error:
         "swiglu_jax.flax needs Flax, which is not installed: pip install 'swiglu-jax[flax]'"
     ) from error
 
-from swiglu_jax.flax._checkpoints import kernels_from_torch, kernels_to_torch
+from swiglu_jax.flax._checkpoints import (
+    kernels_from_fused,
+    kernels_from_torch,
+    kernels_to_torch,
+)
 
-__all__ = ["kernels_from_torch", "kernels_to_torch"]
+__all__ = ["kernels_from_fused", "kernels_from_torch", "kernels_to_torch"]

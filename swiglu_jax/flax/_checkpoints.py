@@ -1,4 +1,4 @@
-"""Kernels from checkpoints that store weights as PyTorch does, [out, in], and back."""
+"""Kernels from checkpoints: weights as PyTorch stores them, [out, in], and fused Flax kernels."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -55,6 +55,42 @@ def kernels_from_torch(
             raise KeyError(f"{prefix}{name}.weight is not among the tensors")
     _check_shapes({name: tuple(weights[name].shape) for name in PROJECTIONS}, prefix)
     return {name: {"kernel": jnp.asarray(weights[name], dtype).T} for name in PROJECTIONS}
+
+
+def kernels_from_fused(
+    kernels: Mapping[str, Mapping[str, Any]], *, dtype: DTypeLike | None = None
+) -> dict[str, dict[str, jax.Array]]:
+    """Flax kernels of one MLP from a Flax MLP that keeps gate and up in one kernel.
+
+    Args:
+        kernels: ``{"gate_up_proj": {"kernel": ...}, "down_proj": {"kernel": [..., I, H]}}``; the
+            fused kernel is [..., H, 2 I], gate's columns first, or [..., H, 2, I]. Leading
+            dimensions are those of layers stacked for a scan.
+        dtype: of the kernels; None keeps each one's own.
+
+    Returns:
+        As ``kernels_from_torch``, with the leading dimensions in front.
+
+    Raises:
+        KeyError: a kernel is missing.
+        ValueError: shapes that do not fit, or a bias.
+    """
+    for name in (FUSED, "down_proj"):
+        if name not in kernels or "kernel" not in kernels[name]:
+            raise KeyError(f"{name}/kernel is not among the kernels")
+        if "bias" in kernels[name]:
+            raise ValueError(f"{name}/bias: a SwiGLU MLP with biases is not supported")
+    fused, down = kernels[FUSED]["kernel"], kernels["down_proj"]["kernel"]
+    *stacked, hidden, width = down.shape
+    if tuple(fused.shape) == (*stacked, width, 2 * hidden):
+        fused = fused.reshape(*stacked, width, 2, hidden)
+    if tuple(fused.shape) != (*stacked, width, 2, hidden):
+        raise ValueError(
+            f"{FUSED}/kernel: expected [..., H, 2 I] or [..., H, 2, I], with down_proj's "
+            f"[..., I, H] = {tuple(down.shape)}; got {tuple(fused.shape)}"
+        )
+    found = {"gate_proj": fused[..., 0, :], "up_proj": fused[..., 1, :], "down_proj": down}
+    return {name: {"kernel": jnp.asarray(found[name], dtype)} for name in PROJECTIONS}
 
 
 def kernels_to_torch(

@@ -6,10 +6,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
 from plain_flax import PlainNNX
 from support import error, float64
 
-from swiglu_jax.flax import kernels_from_torch, kernels_to_torch
+from swiglu_jax.flax import kernels_from_fused, kernels_from_torch, kernels_to_torch
 from swiglu_jax.flax import linen as swiglu_linen
 from swiglu_jax.flax.nnx import SwiGLUMLP
 
@@ -107,6 +108,70 @@ def test_odd_fused_tensor(tensors):
         kernels_from_torch(odd, PREFIX)
 
 
+@pytest.mark.parametrize("stacked", [(), (3,)])
+@pytest.mark.parametrize("form", ["[H, 2 I]", "[H, 2, I]"])
+def test_fused_flax_kernels(rng, stacked, form):
+    """Against the fused MLP itself: one product, halves apart, as models with such a kernel do."""
+    fused = rng.standard_normal((*stacked, FEATURES, 2 * HIDDEN), np.float32)
+    down = rng.standard_normal((*stacked, HIDDEN, FEATURES), np.float32)
+    x = jnp.asarray(rng.standard_normal((5, FEATURES)), jnp.float32)
+    gate, up = np.split(float64(x) @ float64(fused), 2, axis=-1)
+    want = (gate / (1 + np.exp(-gate)) * up) @ float64(down)
+
+    shape = (*stacked, FEATURES, 2, HIDDEN) if form == "[H, 2, I]" else fused.shape
+    kernels = {"gate_up_proj": {"kernel": fused.reshape(shape)}, "down_proj": {"kernel": down}}
+    params = kernels_from_fused(kernels)
+    apply = swiglu_linen.SwiGLUMLP(HIDDEN).apply
+    for _ in stacked:
+        apply = jax.vmap(apply, in_axes=(0, None))
+    assert error(apply({"params": params}, x), want) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "error_type", "match"),
+    [
+        (lambda k: k.pop("down_proj"), KeyError, "down_proj/kernel"),
+        (lambda k: k["gate_up_proj"].update(bias=0), ValueError, "gate_up_proj/bias"),
+        (lambda k: k["gate_up_proj"].update(kernel=np.ones((12, 39))), ValueError, r"\(12, 39\)"),
+        (lambda k: k["gate_up_proj"].update(kernel=np.ones((40, 12))), ValueError, "expected"),
+    ],
+)
+def test_bad_fused_kernels_are_named(change, error_type, match):
+    kernels = {
+        "gate_up_proj": {"kernel": np.ones((FEATURES, 2 * HIDDEN))},
+        "down_proj": {"kernel": np.ones((HIDDEN, FEATURES))},
+    }
+    change(kernels)
+    with pytest.raises(error_type, match=match):
+        kernels_from_fused(kernels)
+
+
+def test_layers_of_a_checkpoint_stack_for_a_scan(rng):
+    shapes = {"gate_proj": (HIDDEN, FEATURES), "up_proj": (HIDDEN, FEATURES)}
+    shapes["down_proj"] = (FEATURES, HIDDEN)
+    tensors = {
+        f"model.layers.{k}.mlp.{n}.weight": 0.3 * rng.standard_normal(s, np.float32)
+        for k in range(3)
+        for n, s in shapes.items()
+    }
+    layers = [kernels_from_torch(tensors, f"model.layers.{k}.mlp.") for k in range(3)]
+
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def create(rngs):
+        return SwiGLUMLP(FEATURES, HIDDEN, rngs=rngs)
+
+    stack = create(nnx.Rngs(0))
+    nnx.update(stack, jax.tree.map(lambda *k: jnp.stack(k), *layers))
+    x = jnp.asarray(rng.standard_normal((5, FEATURES)), jnp.float32)
+    forward = nnx.scan(lambda x, mlp: mlp(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    want = float64(x)
+    for k in range(3):
+        names = {n: tensors[f"model.layers.{k}.mlp.{n}.weight"] for n in shapes}
+        want = as_torch_computes({f"{PREFIX}{n}.weight": t for n, t in names.items()}, want)
+    assert error(forward(x, stack), want) <= 1e-5
+
+
 def test_orbax_round_trip(rng, tmp_path):
     mlp = SwiGLUMLP(FEATURES, HIDDEN, rngs=nnx.Rngs(int(rng.integers(2**31))))
     x = jnp.asarray(rng.standard_normal((5, FEATURES)), jnp.float32)
@@ -117,6 +182,45 @@ def test_orbax_round_trip(rng, tmp_path):
         graphdef, state = nnx.split(abstract)
         restored = nnx.merge(graphdef, checkpointer.restore(tmp_path / "mlp", state))
     np.testing.assert_array_equal(restored(x), mlp(x))
+
+
+def test_orbax_round_trip_of_linen_parameters(rng, tmp_path):
+    module = swiglu_linen.SwiGLUMLP(HIDDEN)
+    x = jnp.asarray(rng.standard_normal((5, FEATURES)), jnp.float32)
+    variables = module.init(jax.random.key(int(rng.integers(2**31))), x)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "mlp", variables)
+        checkpointer.wait_until_finished()
+        abstract = jax.eval_shape(module.init, jax.random.key(0), x)
+        restored = checkpointer.restore(tmp_path / "mlp", abstract)
+    assert jax.tree.structure(restored) == jax.tree.structure(variables)
+    np.testing.assert_array_equal(module.apply(restored, x), module.apply(variables, x))
+
+
+def test_a_checkpoint_is_restored_onto_a_mesh(rng, tmp_path):
+    """Saved whole, restored in the shards that the kernels' own axis names ask for."""
+    mlp = SwiGLUMLP(FEATURES, 24, rngs=nnx.Rngs(int(rng.integers(2**31))))
+    x = jnp.asarray(rng.standard_normal((5, FEATURES)), jnp.float32)
+    mesh = jax.make_mesh((2, 4), ("embed", "mlp"), axis_types=(AxisType.Auto,) * 2)
+
+    def create():
+        init = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("embed", "mlp"))
+        return SwiGLUMLP(FEATURES, 24, kernel_init=init, rngs=nnx.Rngs(0))
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "mlp", nnx.state(mlp))
+        checkpointer.wait_until_finished()
+        with jax.set_mesh(mesh):
+            graphdef, state = nnx.split(nnx.eval_shape(create))
+            shards = nnx.get_named_sharding(state, mesh)
+            asked = jax.tree.map(
+                lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), state, shards
+            )
+            restored = nnx.merge(graphdef, checkpointer.restore(tmp_path / "mlp", asked))
+            y = jax.jit(lambda x: restored(x))(x)
+    down = restored.down_proj.kernel[...]
+    assert down.sharding.shard_shape(down.shape) == (24 // 4, FEATURES // 2)
+    assert error(y, float64(mlp(x))) <= 1e-5
 
 
 def test_a_checkpoint_of_plain_flax_layers_fits(rng, tmp_path):

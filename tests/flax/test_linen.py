@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 from plain_flax import PlainLinen
 from support import error
 
@@ -114,6 +114,28 @@ def test_axis_names_under_scan(rng):
     specs = nn.get_partition_spec(boxed)["params"]["mlp"]
     assert specs["up_proj"]["kernel"] == PartitionSpec("layers", "embed", "mlp")
     assert specs["down_proj"]["kernel"] == PartitionSpec("layers", "mlp", "embed")
+
+
+def test_logical_axis_names_on_a_mesh(rng):
+    """As a partitioned model is set up: rules, shardings of the variables, jit with them."""
+    key, x = inputs(rng)
+    init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
+    module = SwiGLUMLP(HIDDEN, kernel_init=init)
+    mesh = jax.make_mesh((2, 4), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    rules = (("embed", "data"), ("mlp", "tensor"))
+    abstract = jax.eval_shape(module.init, key, x)
+    logical = nn.get_partition_spec(abstract)
+    shardings = nn.logical_to_mesh_sharding(logical, mesh, rules)
+    params = jax.jit(module.init, out_shardings=shardings)(key, x)
+    spread = {k: nn.unbox(params)["params"][k]["kernel"] for k in ("up_proj", "down_proj")}
+    assert spread["up_proj"].sharding.spec == PartitionSpec("data", "tensor")
+    assert spread["down_proj"].sharding.spec == PartitionSpec("tensor", "data")
+
+    alone = SwiGLUMLP(HIDDEN)
+    want = gradients(alone, alone.init(key, x), x)
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        got = gradients(module, params, x)
+    assert_close(nn.unbox(got), want, 1e-5)
 
 
 def test_precision_reaches_the_products(rng):
