@@ -7,9 +7,18 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr unsigned kAllOutputs = 7;
-// down_dswiglu: `up` is an operand only where dgate (bit 0) or the recomputed h (bit 2) is asked.
-constexpr unsigned kOutputsThatReadUp = 1 | 4;
+struct Description {
+  const char* name;
+  std::vector<const char*> outputs;  // in canonical order
+};
+
+const Description& describe(Stage stage) {
+  static const Description all[] = {{"gate_up", {"h", "gate", "up"}},
+                                    {"down_dswiglu", {"dgate", "dup", "h"}},
+                                    {"input_gradient", {"x"}},
+                                    {"weight_gradients", {"w_gate", "w_up", "w_down"}}};
+  return all[static_cast<size_t>(stage)];
+}
 
 struct Mismatch {
   std::string text;
@@ -96,11 +105,86 @@ ffi::AnyBuffer result(const ffi::RemainingRets& rets, size_t index) {
   return **buffer;
 }
 
+// Whether the call has the canonical output `bit`.
+bool has(const StageCall& call, unsigned bit) { return (call.outputs >> bit & 1) != 0; }
+
+// down_dswiglu: `up` is an operand only where dgate or the recomputed h is asked.
+bool reads_up(const StageCall& call) { return has(call, 0) || has(call, 2); }
+
+size_t operand_count(const StageCall& call) {
+  switch (call.stage) {
+    case Stage::kGateUp: return 3;
+    case Stage::kDownDswiglu: return reads_up(call) ? 4 : 3;
+    case Stage::kInputGradient: return 4;
+    case Stage::kWeightGradients: break;
+  }
+  // x and the cotangent of each of gate and up; h and dy.
+  const size_t first_layer = has(call, 0) + has(call, 1);
+  return (first_layer == 0 ? 0 : 1 + first_layer) + (has(call, 2) ? 2 : 0);
+}
+
+void read_operands(const ffi::RemainingArgs& args, Reader& reader, StageCall* call) {
+  size_t index = 0;
+  int64_t* const h = &call->h;
+  int64_t* const i = &call->i;
+  const auto tokens = [&](const char* name, int64_t* width) {
+    call->operands.push_back(reader.tokens(name, operand(args, index++), width));
+  };
+  const auto weight = [&](const char* name, int64_t* in, int64_t* out, bool transposed) {
+    call->operands.push_back(reader.weight(name, operand(args, index++), in, out, transposed));
+  };
+  switch (call->stage) {
+    case Stage::kGateUp:
+      tokens("x", h);
+      weight("w_gate", h, i, !call->in_out_weights);
+      weight("w_up", h, i, !call->in_out_weights);
+      break;
+    case Stage::kDownDswiglu:
+      tokens("dy", h);
+      // w_down maps I to H, so as dy's right-hand side [H, I] it is the other way round.
+      weight("w_down", h, i, call->in_out_weights);
+      tokens("gate", i);
+      if (reads_up(*call)) tokens("up", i);
+      break;
+    case Stage::kInputGradient:
+      tokens("dgate", i);
+      tokens("dup", i);
+      // Likewise as right-hand sides [I, H].
+      weight("w_gate", i, h, call->in_out_weights);
+      weight("w_up", i, h, call->in_out_weights);
+      break;
+    case Stage::kWeightGradients:
+      if (has(*call, 0) || has(*call, 1)) tokens("x", h);
+      if (has(*call, 0)) tokens("dgate", i);
+      if (has(*call, 1)) tokens("dup", i);
+      if (has(*call, 2)) {
+        tokens("h", i);
+        tokens("dy", h);
+      }
+      break;
+  }
+}
+
+void* read_result(const std::string& name, unsigned bit, const ffi::AnyBuffer& buffer,
+                  Reader& reader, StageCall* call) {
+  switch (call->stage) {
+    case Stage::kGateUp:
+    case Stage::kDownDswiglu: return reader.tokens(name.c_str(), buffer, &call->i);
+    case Stage::kInputGradient: return reader.tokens(name.c_str(), buffer, &call->h);
+    case Stage::kWeightGradients: break;
+  }
+  const bool down = bit == 2;
+  int64_t* const in = down ? &call->i : &call->h;
+  int64_t* const out = down ? &call->h : &call->i;
+  return reader.weight(name.c_str(), buffer, in, out, !call->in_out_weights);
+}
+
 void decode_or_throw(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t outputs,
                      std::string_view weight_layout, StageCall* call) {
-  if (outputs < 1 || outputs > kAllOutputs) {
-    throw Mismatch{"attribute outputs: expected a set of three as a bitmask, got " +
-                   std::to_string(outputs)};
+  const std::vector<const char*>& names = describe(call->stage).outputs;
+  if (outputs < 1 || outputs >= int64_t{1} << names.size()) {
+    throw Mismatch{"attribute outputs: expected a set of " + std::to_string(names.size()) +
+                   " as a bitmask, got " + std::to_string(outputs)};
   }
   if (weight_layout != "OI" && weight_layout != "IO") {
     throw Mismatch{"attribute weight_layout: expected \"OI\" or \"IO\", got \"" +
@@ -110,40 +194,25 @@ void decode_or_throw(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t o
   call->in_out_weights = weight_layout == "IO";
   call->m = call->h = call->i = -1;
 
-  const bool gate_up = call->stage == Stage::kGateUp;
-  const bool reads_up = !gate_up && (call->outputs & kOutputsThatReadUp) != 0;
-  const size_t operands = gate_up ? 3 : 3 + (reads_up ? 1 : 0);
+  const size_t operands = operand_count(*call);
   if (args.size() != operands) {
     throw Mismatch{"expected " + std::to_string(operands) + " operands, got " +
                    std::to_string(args.size())};
   }
   Reader reader(call);
-  if (gate_up) {
-    call->operands = {
-        reader.tokens("x", operand(args, 0), &call->h),
-        reader.weight("w_gate", operand(args, 1), &call->h, &call->i, !call->in_out_weights),
-        reader.weight("w_up", operand(args, 2), &call->h, &call->i, !call->in_out_weights)};
-  } else {
-    call->operands = {
-        reader.tokens("dy", operand(args, 0), &call->h),
-        // w_down maps I to H, so as dy's right-hand side [H, I] it is the other way round.
-        reader.weight("w_down", operand(args, 1), &call->h, &call->i, call->in_out_weights),
-        reader.tokens("gate", operand(args, 2), &call->i)};
-    if (reads_up) call->operands.push_back(reader.tokens("up", operand(args, 3), &call->i));
-  }
+  read_operands(args, reader, call);
 
-  static constexpr const char* kNames[2][3] = {{"h", "gate", "up"}, {"dgate", "dup", "h"}};
   size_t count = 0;
-  for (unsigned bit = 0; bit < 3; ++bit) count += call->outputs >> bit & 1;
+  for (unsigned bit = 0; bit < names.size(); ++bit) count += has(*call, bit);
   if (rets.size() != count && rets.size() != count + 1) {
     throw Mismatch{"expected " + std::to_string(count) + " results and perhaps scratch, got " +
                    std::to_string(rets.size())};
   }
   size_t index = 0;
-  for (unsigned bit = 0; bit < 3; ++bit) {
-    if ((call->outputs >> bit & 1) == 0) continue;
-    const std::string name = std::string("result ") + kNames[gate_up ? 0 : 1][bit];
-    call->results.push_back(reader.tokens(name.c_str(), result(rets, index++), &call->i));
+  for (unsigned bit = 0; bit < names.size(); ++bit) {
+    if (!has(*call, bit)) continue;
+    const std::string name = std::string("result ") + names[bit];
+    call->results.push_back(read_result(name, bit, result(rets, index++), reader, call));
   }
   if (rets.size() == count + 1) {
     const ffi::AnyBuffer scratch = result(rets, count);
@@ -155,6 +224,16 @@ void decode_or_throw(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t o
 
 }  // namespace
 
+bool writes_nothing(const StageCall& call) {
+  switch (call.stage) {
+    case Stage::kGateUp:
+    case Stage::kDownDswiglu: return call.m == 0 || call.i == 0;
+    case Stage::kInputGradient: return call.m == 0 || call.h == 0;
+    case Stage::kWeightGradients: break;
+  }
+  return call.h == 0 || call.i == 0;
+}
+
 std::optional<ffi::Error> decode(Stage stage, ffi::RemainingArgs args, ffi::RemainingRets rets,
                                  int64_t outputs, std::string_view weight_layout, StageCall* call) {
   call->stage = stage;
@@ -162,7 +241,7 @@ std::optional<ffi::Error> decode(Stage stage, ffi::RemainingArgs args, ffi::Rema
     decode_or_throw(args, rets, outputs, weight_layout, call);
   } catch (const Mismatch& mismatch) {
     return ffi::Error::InvalidArgument(
-        std::string(stage == Stage::kGateUp ? "gate_up: " : "down_dswiglu: ") + mismatch.text);
+        std::string(describe(stage).name) + ": " + mismatch.text);
   }
   return std::nullopt;
 }

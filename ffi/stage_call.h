@@ -11,7 +11,7 @@
 
 namespace swiglu_jax {
 
-enum class Stage { kGateUp, kDownDswiglu };
+enum class Stage { kGateUp, kDownDswiglu, kInputGradient, kWeightGradients };
 
 // Operands in stage order and results in canonical order, leading dimensions flattened into M.
 struct StageCall {
@@ -25,6 +25,9 @@ struct StageCall {
   void* scratch = nullptr;
   int64_t scratch_bytes = 0;
 };
+
+// Whether no result has an element, so that there is nothing to do.
+bool writes_nothing(const StageCall& call);
 
 // Checks the call against the stage's contract: number of operands and results, one dtype (bf16 or
 // f16), shapes that agree, at most one trailing uint8 scratch. Returns the error that names what is

@@ -2,6 +2,8 @@
 
     python -m benchmarks.kernels.build FOLDER [PATTERN]     # anywhere; needs the DSL, no GPU
     python benchmarks/kernels/measure.py FOLDER M,H,I ...   # on the GPU; needs torch and tvm_ffi
+    python benchmarks/kernels/gradients.py                  # on the GPU; needs the built package
 
-The folder travels; the second machine needs neither the DSL nor the CUDA toolkit.
+The folder travels; the second machine needs neither the DSL nor the CUDA toolkit. gradients.py
+times the kernels that are installed, against XLA's GEMMs.
 """

@@ -12,7 +12,7 @@
 namespace swiglu_jax::exported {
 namespace {
 
-constexpr int kMostTensors = 7;   // down_dswiglu: 4 operands, 3 outputs
+constexpr int kMostTensors = 8;    // weight_gradients: 5 operands, 3 outputs
 constexpr int kMostIntegers = 22;  // frost's dual GEMM with 3 outputs: 4 + 3 * 6
 
 // An entry's arguments and the memory behind them.
@@ -116,30 +116,60 @@ Addresses addresses_of(const StageCall& call, bool rehearsal) {
   return found;
 }
 
+struct Matrix {
+  int64_t rows, columns;
+};
+
+// A weight as it is stored: w_gate and w_up are [I, H] in layout "OI", w_down is [H, I].
+Matrix weight_of(const StageCall& call, bool down) {
+  const bool hidden_first = down == call.in_out_weights;
+  return hidden_first ? Matrix{call.i, call.h} : Matrix{call.h, call.i};
+}
+
+// What each operand is once its leading dimensions are one.
+std::vector<Matrix> operands_of(const StageCall& call) {
+  const Matrix wide{call.m, call.h};
+  const Matrix hidden{call.m, call.i};
+  const Matrix first = weight_of(call, false);
+  switch (call.stage) {
+    case Stage::kGateUp: return {wide, first, first};
+    case Stage::kDownDswiglu: {
+      std::vector<Matrix> all{wide, weight_of(call, true)};
+      all.resize(call.operands.size(), hidden);
+      return all;
+    }
+    case Stage::kInputGradient: return {hidden, hidden, first, first};
+    case Stage::kWeightGradients: break;
+  }
+  std::vector<Matrix> all;
+  if ((call.outputs & 3) != 0) all.push_back(wide);  // x
+  if ((call.outputs & 1) != 0) all.push_back(hidden);  // dgate
+  if ((call.outputs & 2) != 0) all.push_back(hidden);  // dup
+  if ((call.outputs & 4) != 0) all.insert(all.end(), {hidden, wide});  // h, dy
+  return all;
+}
+
+// Likewise a result, by its canonical index.
+Matrix result_of(const StageCall& call, int32_t index) {
+  switch (call.stage) {
+    case Stage::kGateUp:
+    case Stage::kDownDswiglu: return {call.m, call.i};
+    case Stage::kInputGradient: return {call.m, call.h};
+    case Stage::kWeightGradients: break;
+  }
+  return weight_of(call, index == 2);
+}
+
 // Tensors 2-D and row-major, as they are stored.
 void pack_cute2d(const SwigluJaxKernel& kernel, const StageCall& call, const Addresses& at,
                  CUstream stream, Arguments* arguments) {
-  const int64_t m = call.m;
-  const int64_t h = call.h;
-  const int64_t i = call.i;
-  const bool gate_up = call.stage == Stage::kGateUp;
-  // w_gate and w_up are [I, H] in layout "OI", w_down is [H, I].
-  const bool hidden_first = gate_up != call.in_out_weights;
-  const auto matrix = [&](void* data, int64_t rows, int64_t columns) {
-    arguments->tensor(data, {rows, columns}, {columns, 1});
+  const auto matrix = [&](void* data, const Matrix& of) {
+    arguments->tensor(data, {of.rows, of.columns}, {of.columns, 1});
   };
-  const auto weight = [&](void* data) {
-    matrix(data, hidden_first ? i : h, hidden_first ? h : i);
-  };
-  matrix(at.operands[0], m, h);
-  weight(at.operands[1]);
-  if (gate_up) {
-    weight(at.operands[2]);
-  } else {
-    for (size_t k = 2; k < at.operands.size(); ++k) matrix(at.operands[k], m, i);
-  }
+  const std::vector<Matrix> operands = operands_of(call);
+  for (size_t k = 0; k < operands.size(); ++k) matrix(at.operands[k], operands[k]);
   for (const int32_t output : kernel.entry_outputs) {
-    if (output >= 0) matrix(at.outputs[output], m, i);
+    if (output >= 0) matrix(at.outputs[output], result_of(call, output));
   }
   arguments->pointer(stream);
 }
@@ -193,6 +223,16 @@ void pack_frost(const SwigluJaxKernel& kernel, const StageCall& call, const Addr
   arguments->pointer(stream);
 }
 
+int32_t stage_number(Stage stage) {
+  switch (stage) {
+    case Stage::kGateUp: return kSwigluJaxGateUp;
+    case Stage::kDownDswiglu: return kSwigluJaxDownDswiglu;
+    case Stage::kInputGradient: return kSwigluJaxInputGradient;
+    case Stage::kWeightGradients: break;
+  }
+  return kSwigluJaxWeightGradients;
+}
+
 void check_size(const char* name, int64_t size, int64_t multiple) {
   // Kernels count rows and columns in 32 bits, one tile beyond the end included.
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 1024;
@@ -217,8 +257,7 @@ void check_address(const std::string& name, const void* address, int64_t alignme
 }  // namespace
 
 void check_serves(const SwigluJaxKernel& kernel, const StageCall& call) {
-  const int32_t stage = call.stage == Stage::kGateUp ? kSwigluJaxGateUp : kSwigluJaxDownDswiglu;
-  if (kernel.stage != stage) throw Refused("the kernel is of the other stage");
+  if (kernel.stage != stage_number(call.stage)) throw Refused("the kernel is of another stage");
   if (kernel.outputs != static_cast<int32_t>(call.outputs)) {
     throw Refused("attribute outputs: the kernel writes " + std::to_string(kernel.outputs) +
                   ", got " + std::to_string(call.outputs));

@@ -69,7 +69,7 @@ ffi::Error serve(Stage stage, Moment moment, CUstream stream, int ordinal, ffi::
                  std::string_view name) {
   StageCall call;
   if (auto error = decode(stage, args, rets, outputs, weight_layout, &call)) return *error;
-  if (call.m == 0 || call.i == 0) return ffi::Error::Success();  // every result is empty
+  if (writes_nothing(call)) return ffi::Error::Success();
   try {
     Kernel& kernel = find(name);
     const SwigluJaxKernel& description = kernel.description();
@@ -118,6 +118,8 @@ auto binding() {
 
 SWIGLU_JAX_HANDLERS(swiglu_jax_exported_gate_up, Stage::kGateUp);
 SWIGLU_JAX_HANDLERS(swiglu_jax_exported_down_dswiglu, Stage::kDownDswiglu);
+SWIGLU_JAX_HANDLERS(swiglu_jax_exported_input_gradient, Stage::kInputGradient);
+SWIGLU_JAX_HANDLERS(swiglu_jax_exported_weight_gradients, Stage::kWeightGradients);
 
 }  // namespace swiglu_jax::exported
 

@@ -67,9 +67,12 @@ def _table(variants: Sequence[KernelVariant]) -> str:
             "name": f'"{v.name}"',
             "entry": f"__tvm_ffi_{v.name}",
             "architecture": v.arch.removeprefix("sm_").rstrip("a"),
-            "stage": {"gate_up": "kSwigluJaxGateUp", "down_dswiglu": "kSwigluJaxDownDswiglu"}[
-                v.stage
-            ],
+            "stage": {
+                "gate_up": "kSwigluJaxGateUp",
+                "down_dswiglu": "kSwigluJaxDownDswiglu",
+                "input_gradient": "kSwigluJaxInputGradient",
+                "weight_gradients": "kSwigluJaxWeightGradients",
+            }[v.stage],
             "abi": {
                 "cute2d": "kSwigluJaxCute2d",
                 "frost": "kSwigluJaxFrost",

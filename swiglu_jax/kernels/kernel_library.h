@@ -42,7 +42,12 @@ typedef struct SwigluJaxRuntime {
   void* (*stream)(void);
 } SwigluJaxRuntime;
 
-enum { kSwigluJaxGateUp = 0, kSwigluJaxDownDswiglu = 1 };
+enum {
+  kSwigluJaxGateUp = 0,
+  kSwigluJaxDownDswiglu = 1,
+  kSwigluJaxInputGradient = 2,
+  kSwigluJaxWeightGradients = 3
+};
 enum { kSwigluJaxCute2d = 0, kSwigluJaxFrost = 1, kSwigluJaxFrostStg = 2 };
 
 // One kernel, as swiglu_jax/kernels/_variant.py describes it.

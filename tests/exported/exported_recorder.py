@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stage_shapes import stage_shapes
+
 from swiglu_jax import _native
 from swiglu_jax.kernels import _manifest
 from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
@@ -84,17 +86,9 @@ def buffers_of(
     variant: KernelVariant, lead: Sequence[int], h: int, i: int
 ) -> tuple[list[Buffer], list[Buffer]]:
     """Operands and results of the stage's call, as XLA would hand them over."""
-    hidden_first = (variant.stage == "gate_up") == (variant.weight_layout == "OI")
-    weight = (i, h) if hidden_first else (h, i)
-    tokens, hidden = (*lead, h), (*lead, i)
-    if variant.stage == "gate_up":
-        named = [("x", tokens), ("w_gate", weight), ("w_up", weight)]
-    else:
-        named = [("dy", tokens), ("w_down", weight), ("gate", hidden)]
-        if {"dgate", "h"} & set(variant.outputs):
-            named.append(("up", hidden))
-    count = len(named)
-    named += [(f"result {output}", hidden) for output in variant.outputs]
+    operands, results = stage_shapes(variant, lead, h, i)
+    named = [*operands.items(), *((f"result {name}", dims) for name, dims in results.items())]
+    count = len(operands)
     made = [
         Buffer(name, dims, BASE + k * SPACING, variant.dtype)
         for k, (name, dims) in enumerate(named)

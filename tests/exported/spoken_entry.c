@@ -63,6 +63,13 @@ static const SwigluJaxKernel kernels[] = {
     KERNEL("down_rehearsed", spoken_always, kSwigluJaxDownDswiglu, 7, ORDER(0, 1, 2), 1, 1),
     KERNEL("down_idle", idle, kSwigluJaxDownDswiglu, 7, ORDER(0, 1, 2), 1, 1),
     KERNEL("down_io", spoken, kSwigluJaxDownDswiglu, 3, ORDER(0, 1, -1), 0, 1),
+    KERNEL("input_oi", spoken, kSwigluJaxInputGradient, 1, ORDER(0, -1, -1), 1, 1),
+    KERNEL("input_io", spoken, kSwigluJaxInputGradient, 1, ORDER(0, -1, -1), 0, 1),
+    KERNEL("weights_oi", spoken, kSwigluJaxWeightGradients, 7, ORDER(0, 1, 2), 1, 1),
+    KERNEL("weights_io", spoken, kSwigluJaxWeightGradients, 7, ORDER(0, 1, 2), 0, 1),
+    KERNEL("weights_first", spoken, kSwigluJaxWeightGradients, 3, ORDER(0, 1, -1), 1, 1),
+    KERNEL("weights_up", spoken, kSwigluJaxWeightGradients, 2, ORDER(1, -1, -1), 0, 1),
+    KERNEL("weights_down", spoken, kSwigluJaxWeightGradients, 4, ORDER(2, -1, -1), 0, 1),
     KERNEL("down_dup", spoken, kSwigluJaxDownDswiglu, 2, ORDER(1, -1, -1), 0, 64),
 };
 const SwigluJaxKernelLibrary swiglu_jax_kernel_library = {

@@ -25,6 +25,10 @@ GATE_UP = KernelVariant(
 DOWN = dataclasses.replace(
     GATE_UP, name="down_oi", stage="down_dswiglu", outputs=("dgate", "dup", "h")
 )
+INPUT = dataclasses.replace(GATE_UP, name="input_oi", stage="input_gradient", outputs=("x",))
+WEIGHTS = dataclasses.replace(
+    GATE_UP, name="weights_oi", stage="weight_gradients", outputs=("w_gate", "w_up", "w_down")
+)
 KERNELS = [
     GATE_UP,
     dataclasses.replace(GATE_UP, name="gate_up_io", weight_layout="IO"),
@@ -33,6 +37,13 @@ KERNELS = [
     ),
     DOWN,
     dataclasses.replace(DOWN, name="down_io", weight_layout="IO", outputs=("dgate", "dup")),
+    INPUT,
+    dataclasses.replace(INPUT, name="input_io", weight_layout="IO"),
+    WEIGHTS,
+    dataclasses.replace(WEIGHTS, name="weights_io", weight_layout="IO"),
+    dataclasses.replace(WEIGHTS, name="weights_first", outputs=("w_gate", "w_up")),
+    dataclasses.replace(WEIGHTS, name="weights_up", weight_layout="IO", outputs=("w_up",)),
+    dataclasses.replace(WEIGHTS, name="weights_down", weight_layout="IO", outputs=("w_down",)),
     dataclasses.replace(DOWN, name="down_dup", weight_layout="IO", outputs=("dup",)),
 ]
 

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stage_shapes import stage_shapes
 from support import error
 
 from swiglu_jax import _device, _native
@@ -29,7 +31,8 @@ def _local_kernels() -> list[KernelVariant]:
 
 
 LOCAL = _local_kernels() or [None]
-SAMPLE = list(dict.fromkeys(LOCAL[:2] + LOCAL[-2:]))
+_BY_STAGE = [[v for v in LOCAL if v is not None and v.stage == stage] for stage in STAGE_OUTPUTS]
+SAMPLE = list(dict.fromkeys(v for found in _BY_STAGE if found for v in (found[0], found[-1])))
 pytestmark = pytest.mark.gpu(targets=("sm_90a", "sm_100a", "sm_103a", "sm_120a"))
 
 
@@ -45,18 +48,27 @@ def problem(
     def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
         return np.asarray(jnp.asarray(rng.standard_normal(shape) * scale, jnp.dtype(variant.dtype)))
 
-    if variant.stage == "gate_up":
-        shape = (i, h) if variant.weight_layout == "OI" else (h, i)
-        return [normal(m, h), normal(*shape, scale=h**-0.5), normal(*shape, scale=h**-0.5)]
-    shape = (h, i) if variant.weight_layout == "OI" else (i, h)
-    operands = [normal(m, h), normal(*shape, scale=h**-0.5), normal(m, i), normal(m, i)]
-    return operands if {"dgate", "h"} & set(variant.outputs) else operands[:3]
+    contraction = i if variant.stage == "input_gradient" else h
+    return [
+        normal(*shape, scale=contraction**-0.5 if name.startswith("w_") else 1.0)
+        for name, shape in stage_shapes(variant, (m,), h, i)[0].items()
+    ]
 
 
 def reference(variant: KernelVariant, operands: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """Every output in float64, from gate and up as they are stored."""
-    first, *rest = (operand.astype(np.float64) for operand in operands)
+    names = stage_shapes(variant, (1,), 1, 1)[0]
+    given = {k: v.astype(np.float64) for k, v in zip(names, operands, strict=True)}
     oi = variant.weight_layout == "OI"
+    if variant.stage == "input_gradient":
+        terms = (("dgate", "w_gate"), ("dup", "w_up"))
+        return {"x": sum(given[d] @ (given[w] if oi else given[w].T) for d, w in terms)}
+    if variant.stage == "weight_gradients":
+        # A weight's gradient is its output's cotangent by its input, each summed over tokens.
+        pairs = {"w_gate": ("dgate", "x"), "w_up": ("dup", "x"), "w_down": ("dy", "h")}
+        chosen = {name: pairs[name] if oi else pairs[name][::-1] for name in variant.outputs}
+        return {name: given[a].T @ given[b] for name, (a, b) in chosen.items()}
+    first, *rest = given.values()
     if variant.stage == "gate_up":
         gate, up = (first @ (w.T if oi else w) for w in rest)
         gate, up = (v.astype(variant.dtype).astype(np.float64) for v in (gate, up))
@@ -71,6 +83,17 @@ def reference(variant: KernelVariant, operands: Sequence[np.ndarray]) -> dict[st
     return found
 
 
+def sizes_of(variant: KernelVariant, operands: Sequence[Any]) -> tuple[tuple[int, ...], int, int]:
+    """Leading dimensions, H and I of a call, from its operands."""
+    symbols = stage_shapes(variant, (), -1, -2)[0].values()
+    found = {}
+    for dims, operand in zip(symbols, operands, strict=True):
+        for symbol, size in zip(dims[::-1], operand.shape[::-1], strict=False):
+            found[symbol] = size
+    lead = next(o.shape[:-1] for d, o in zip(symbols, operands, strict=True) if len(d) == 1)
+    return lead, found[-1], found[-2]
+
+
 def launcher(variant: KernelVariant) -> Callable:
     """The variant's custom call, as the lowering of a stage writes it."""
     _native.register()
@@ -78,13 +101,10 @@ def launcher(variant: KernelVariant) -> Callable:
     mask = sum(1 << canonical.index(output) for output in variant.outputs)
 
     def run(*operands: jax.Array) -> list[jax.Array]:
-        rows = operands[0].shape[:-1]
-        first = operands[1].shape
-        hidden_first = (variant.stage == "gate_up") == (variant.weight_layout == "OI")
-        result = jax.ShapeDtypeStruct((*rows, first[0 if hidden_first else 1]), operands[0].dtype)
-        call = jax.ffi.ffi_call(
-            f"swiglu_jax_exported_{variant.stage}", [result] * len(variant.outputs)
-        )
+        lead, h, i = sizes_of(variant, operands)
+        shapes = stage_shapes(variant, lead, h, i)[1].values()
+        results = [jax.ShapeDtypeStruct(shape, operands[0].dtype) for shape in shapes]
+        call = jax.ffi.ffi_call(f"swiglu_jax_exported_{variant.stage}", results)
         return call(
             *operands,
             outputs=np.int64(mask),

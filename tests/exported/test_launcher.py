@@ -12,7 +12,7 @@ import pytest
 from exported_recorder import Buffer, Recorder, buffers_of
 
 from swiglu_jax.kernels import _manifest
-from swiglu_jax.kernels._variant import KernelVariant
+from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
 
 SHIPPED = {kernel.variant.name: kernel.variant for kernel in _manifest.installed().kernels}
 BACKWARD = SHIPPED["sm100_down_dswiglu_dgate_dup_h_128x256_2cta_oi_bf16"]
@@ -103,7 +103,7 @@ def test_more_rows_than_a_kernel_counts_are_refused(recorder: Recorder) -> None:
 @pytest.mark.parametrize(("changes", "said"), [
     ({"kernel": "sm100_no_such_kernel"}, "no kernel sm100_no_such_kernel in"),
     ({"kernel": ""}, "no kernel"),
-    ({"kernel": FORWARD.name}, "the other stage"),
+    ({"kernel": FORWARD.name}, "another stage"),
     ({"kernel": ONE_OUTPUT.name}, "attribute outputs"),
     ({"kernel": BACKWARD.name.replace("_oi_", "_io_")}, "attribute weight_layout"),
     ({"kernel": BACKWARD.name.replace("_bf16", "_f16")}, "dtype"),
@@ -233,7 +233,7 @@ def test_no_library_and_a_wrong_library_are_refused(recording_build: Path) -> No
 
 
 def test_execution_may_be_captured_and_loading_not(recorder: Recorder) -> None:
-    for stage in ("gate_up", "down_dswiglu"):
+    for stage in STAGE_OUTPUTS:
         target = f"swiglu_jax_exported_{stage}"
         assert recorder.ask({"traits": target})["traits"] == COMMAND_BUFFER_COMPATIBLE
         assert recorder.ask({"traits": f"{target}_initialize"})["traits"] == 0

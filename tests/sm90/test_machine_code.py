@@ -26,7 +26,8 @@ needs_library = pytest.mark.skipif(not INSTALLED, reason="make kernels has not r
 
 
 def instructions(cubin: Cubin) -> Counter[str]:
-    """Opcodes with their modifiers, such as "HGMMA.64x256x16.F32.BF16"; B transposed: "tnspB"."""
+    """Opcodes with their modifiers, such as "HGMMA.64x256x16.F32.BF16", and how many of these take
+    A or B transposed: "tnspA", "tnspB"."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin.image)
@@ -35,12 +36,21 @@ def instructions(cubin: Cubin) -> Counter[str]:
         ).stdout
     code = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*);", text, re.M)
     found = Counter(opcode for opcode, _ in code)
-    found["tnspB"] = sum("tnspB" in rest for opcode, rest in code if opcode.startswith("HGMMA"))
+    for name in ("tnspA", "tnspB"):
+        found[name] = sum(name in rest for opcode, rest in code if opcode.startswith("HGMMA"))
     return found
 
 
 def count(found: Counter[str], start: str) -> int:
     return sum(number for opcode, number in found.items() if opcode.startswith(start))
+
+
+def transposed(variant: KernelVariant) -> tuple[bool, bool]:
+    """Whether A and B reach the tensor cores with their rows along the contraction."""
+    oi = variant.weight_layout == "OI"
+    if variant.stage == "weight_gradients":
+        return True, True
+    return False, {"gate_up": not oi, "down_dswiglu": oi, "input_gradient": oi}[variant.stage]
 
 
 def check(variant: KernelVariant, cubin: Cubin) -> None:
@@ -50,14 +60,15 @@ def check(variant: KernelVariant, cubin: Cubin) -> None:
     wgmma = {opcode for opcode in found if opcode.startswith("HGMMA")}
     expected = f"HGMMA.64x{tile.n}x16.F32"
     assert wgmma == {f"{expected}.{element}" if element == "BF16" else expected}
-    # A weight whose rows run along H reaches the tensor cores as it is stored: N-contiguous.
-    h_first = (variant.stage == "gate_up") == (variant.weight_layout == "IO")
-    assert found["tnspB"] == (count(found, "HGMMA") if h_first else 0)
+    # Every operand as it is stored: nothing is transposed on the way to the tensor cores.
+    for name, expected in zip(("tnspA", "tnspB"), transposed(variant), strict=True):
+        assert found[name] == (count(found, "HGMMA") if expected else 0), name
     assert (count(found, "UTMALDG.2D.MULTICAST") > 0) == (tile.cluster != (1, 1))
     # Inside the next tile's main loop, and once more after the last tile.
     groups = variant.tile[1] // GROUP_COLUMNS
     assert count(found, "UTMASTG") == 2 * groups * len(variant.outputs)
-    assert count(found, "STSM.16.M88.4") == 2 * 2 * groups * len(variant.outputs)
+    staged = 1 if variant.stage == "weight_gradients" else len(variant.outputs)
+    assert count(found, "STSM.16.M88.4") == 2 * 2 * groups * staged
     assert count(found, "STG") == 0 and count(found, "LDG") == 0, "everything travels by TMA"
     assert count(found, "LDL") == 0 and count(found, "STL") == 0
     assert cubin.stack_bytes == 0
@@ -84,10 +95,13 @@ def test_every_variant_is_shipped() -> None:
     assert variants() == INSTALLED, "make kernels has not run since the variants changed"
 
 
-def test_fresh(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["sm90_down_dswiglu_dup_small_oi_bf16", "sm90_weight_gradients_w_gate_w_up_medium_io_bf16"],
+)
+def test_fresh(tmp_path: Path, name: str) -> None:
     """A kernel compiled now, so that this file tests the sources also where no library is."""
     pytest.importorskip("cutlass", reason="the compiler is the build's")
-    name = "sm90_down_dswiglu_dup_small_oi_bf16"
     (variant,) = [variant for variant in variants() if variant.name == name]
     compile_and_export(variant, tmp_path / "kernel.o")
     (cubin,) = cubins(tmp_path / "kernel.o")

@@ -18,6 +18,8 @@ SHARED_MEMORY = 232448
 REGISTERS = 65536
 EPILOGUE_REGISTERS = 32
 """What an epilogue step needs beside accumulator and held values, at the least."""
+GRADIENTS = ("input_gradient", "weight_gradients")
+"""Stages with one output a tile."""
 ALL = [(stage, label, tile) for stage, tiles in TILES.items() for label, tile in tiles.items()]
 IDS = [f"{stage}_{label}" for stage, label, _ in ALL]
 
@@ -27,7 +29,8 @@ def bytes_of(stage: str, tile: Tile) -> int:
     operands = tile.stages * (tile.m + tile.n) * tile.k * 2
     group = tile.m * GROUP_COLUMNS * 2
     inputs = 2 * tile.input_stages * group if stage == "down_dswiglu" and not tile.in_place else 0
-    return 1024 + operands + inputs + len(OUTPUTS[stage][-1]) * group
+    staged = 1 if stage in GRADIENTS else len(OUTPUTS[stage][-1])
+    return 1024 + operands + inputs + staged * group
 
 
 @pytest.mark.parametrize(("stage", "label", "tile"), ALL, ids=IDS)
@@ -38,7 +41,7 @@ def test_shared_memory(stage: str, label: str, tile: Tile) -> None:
 @pytest.mark.parametrize(("stage", "label", "tile"), ALL, ids=IDS)
 def test_registers(stage: str, label: str, tile: Tile) -> None:
     accumulator = WARPGROUP_ROWS * tile.n // 128
-    held = accumulator // 2 if stage == "gate_up" else accumulator
+    held = accumulator if stage == "down_dswiglu" else accumulator // 2
     assert accumulator + held + EPILOGUE_REGISTERS <= 240
     if tile.warpgroups == 2:
         assert REGISTERS >= 128 * 24 + 256 * 240
@@ -66,17 +69,17 @@ def test_names() -> None:
 
 
 def test_everything_is_served() -> None:
-    """Each stage's widest outputs, in both layouts and dtypes, for large and for small M."""
+    """Each stage's outputs, in both layouts and dtypes; fused stages for large and for small M."""
     served = {(v.stage, v.outputs, v.weight_layout, v.dtype, v.tile[0]) for v in variants()}
     for stage, outputs in OUTPUTS.items():
         for layout in ("OI", "IO"):
             for dtype in ("bfloat16", "float16"):
-                for rows in (64, 128):
+                for rows in (128,) if stage in GRADIENTS else (64, 128):
                     for some in outputs:
                         assert (stage, some, layout, dtype, rows) in served
 
 
-@pytest.mark.parametrize("stage", sorted(TILES))
+@pytest.mark.parametrize("stage", sorted(set(TILES) - set(GRADIENTS)))
 @pytest.mark.parametrize("m", [1, 64, 65, 128, 512, 513, 32768])
 @pytest.mark.parametrize("h", [8, 1024, 8192])
 def test_preference(stage: str, m: int, h: int) -> None:
@@ -86,3 +89,14 @@ def test_preference(stage: str, m: int, h: int) -> None:
     # No block of a cluster is left without rows, and no tile is mostly empty.
     assert first.m * first.cluster[0] < 2 * max(m, 64)
     assert not (first.in_place and h < 1024)
+
+
+@pytest.mark.parametrize("stage", GRADIENTS)
+@pytest.mark.parametrize(("h", "i"), [(5120, 17408), (2048, 8192), (1024, 3072), (8, 8)])
+def test_preference_for_gradients(stage: str, h: int, i: int) -> None:
+    """Small tiles only where a wave of large ones would cover a whole gradient and idle."""
+    order = preferred_tiles(stage, 8192, h, i)
+    assert sorted(order) == sorted(TILES[stage])
+    few = stage == "weight_gradients" and h * i <= 1024 * 3072
+    assert order[0] == ("medium" if few else "large")
+    assert preferred_tiles(stage, 8192, h)[0] == "large"

@@ -1,4 +1,4 @@
-"""Kernels for SM90 (H100, H200): one CuTe DSL GEMM, two epilogues, a few tiles."""
+"""Kernels for SM90 (H100, H200): one CuTe DSL GEMM, three epilogues, a few tiles."""
 
 from pathlib import Path
 

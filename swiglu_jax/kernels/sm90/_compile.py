@@ -8,8 +8,8 @@ import cutlass.cute as cute
 
 from swiglu_jax.kernels._host_code import use_baseline_host_code
 from swiglu_jax.kernels._variant import KernelVariant
-from swiglu_jax.kernels.sm90._entries import entry_of
-from swiglu_jax.kernels.sm90._epilogue import DownDswiglu, GateUp
+from swiglu_jax.kernels.sm90._entries import entry_of, shapes_of
+from swiglu_jax.kernels.sm90._epilogue import DownDswiglu, GateUp, Product
 from swiglu_jax.kernels.sm90._gemm import Gemm
 from swiglu_jax.kernels.sm90._plan import Plan
 from swiglu_jax.kernels.sm90._tiles import TILES
@@ -19,20 +19,24 @@ OPTIONS = "--enable-tvm-ffi --gpu-arch sm_90a"
 
 
 def plan_of(variant: KernelVariant) -> Plan:
-    """The tile, epilogue, dtype and layout of B that a variant names.
+    """The tile, epilogue, dtype and layouts that a variant names.
 
     Raises:
         KeyError: where no tile has the variant's name.
     """
-    epilogue = {"gate_up": GateUp, "down_dswiglu": DownDswiglu}[variant.stage](variant.outputs)
-    # The contraction runs along H: a weight stored [I, H] is K-contiguous, one [H, I] is not.
-    h_first = {"gate_up": "IO", "down_dswiglu": "OI"}[variant.stage]
-    return Plan(
-        tile=TILES[variant.stage][label_of(variant)],
-        epilogue=epilogue,
-        dtype={"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[variant.dtype],
-        b_mn=variant.weight_layout == h_first,
-    )
+    tile = TILES[variant.stage][label_of(variant)]
+    dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[variant.dtype]
+    # A weight whose rows run along the contraction is N-contiguous: the contraction of gate_up and
+    # of down_dswiglu runs along H, that of input_gradient along I.
+    oi = variant.weight_layout == "OI"
+    if variant.stage == "gate_up":
+        return Plan(tile, GateUp(variant.outputs), dtype, b_mn=not oi)
+    if variant.stage == "down_dswiglu":
+        return Plan(tile, DownDswiglu(variant.outputs), dtype, b_mn=oi)
+    if variant.stage == "input_gradient":
+        return Plan(tile, Product(), dtype, b_mn=oi, terms=2)
+    # The contraction runs along the tokens, the rows of every operand.
+    return Plan(tile, Product(), dtype, b_mn=True, a_mn=True, problems=len(variant.outputs))
 
 
 def compile_variant(variant: KernelVariant, options: str = "") -> Any:
@@ -49,18 +53,15 @@ def compile_variant(variant: KernelVariant, options: str = "") -> Any:
     m = cute.sym_int()
     h = cute.sym_int(divisibility=variant.h_multiple)
     i = cute.sym_int(divisibility=variant.i_multiple)
-
-    def tensor(*shape: Any) -> Any:
-        return cute.runtime.make_fake_compact_tensor(
+    tensors = [
+        cute.runtime.make_fake_compact_tensor(
             plan.dtype, shape, stride_order=(1, 0), assumed_align=variant.alignment
         )
-
-    weight = tensor(h, i) if plan.b_mn else tensor(i, h)
-    aux, outputs = len(plan.epilogue.aux), len(variant.outputs)
-    tensors = [tensor(m, h)] + [weight] * plan.epilogue.operands
-    tensors += [tensor(m, i)] * (aux + outputs)
+        for shape in shapes_of(variant, m, h, i)
+    ]
     stream = cute.runtime.make_fake_stream()
-    return cute.compile(entry_of(Gemm(plan)), *tensors, stream, options=f"{OPTIONS} {options}")
+    entry = entry_of(variant, Gemm(plan))
+    return cute.compile(entry, *tensors, stream, options=f"{OPTIONS} {options}")
 
 
 def compile_and_export(variant: KernelVariant, path: Path) -> None:

@@ -1,9 +1,9 @@
-"""The two epilogues, as values: what to keep of an accumulator, and what to make of it.
+"""The epilogues, as values: what to keep of an accumulator, and what to make of it.
 
 The GEMM (``_gemm.py``) knows an epilogue only through this interface:
 
 - ``operands``: how many B operands share a stage side by side along N;
-- ``aux``: names of the [M, N] tensors that it reads; ``outputs``: of those that it writes;
+- ``aux``: names of the [M, N] tensors that it reads; ``outputs``: of those that a tile writes;
 - ``hold(acc)``: what of a finished accumulator outlives the start of the next tile;
 - ``chunk(...)``: a thread's elements of a few columns, for every output.
 
@@ -21,8 +21,45 @@ from swiglu_jax.kernels.sm90._activation import sigmoid
 from swiglu_jax.kernels.sm90._packed import pack, unpack
 
 
+class _Rounded:
+    """An epilogue that keeps its accumulator rounded to the output's type, two to a register."""
+
+    @cute.jit
+    def hold(self, acc: cute.Tensor, held: cute.Tensor, dtype: cutlass.Constexpr) -> None:
+        """Round; words in the accumulator's order."""
+        for i in cutlass.range_constexpr(cute.size(acc) // 2):
+            held[i] = pack(acc[2 * i], acc[2 * i + 1], dtype)
+
+    def held(self, acc: cute.Tensor) -> cute.Tensor:
+        """Registers for ``hold``."""
+        return cute.make_rmem_tensor(cute.size(acc) // 2, Uint32)
+
+
 @dataclass(frozen=True)
-class GateUp:
+class Product(_Rounded):
+    """The accumulator itself, rounded once."""
+
+    outputs: tuple[str, ...] = ("product",)
+    operands: int = 1
+    aux: tuple[str, ...] = ()
+
+    @cute.jit
+    def chunk(
+        self,
+        index: cutlass.Constexpr,
+        held: cute.Tensor,
+        aux: cutlass.Constexpr,
+        results: cutlass.Constexpr,
+        dtype: cutlass.Constexpr,
+    ) -> None:
+        """Write the ``index``-th registers of the output into ``results``."""
+        words = cute.size(results[0])
+        for w in cutlass.range_constexpr(words):
+            results[0][w] = held[index * words + w]
+
+
+@dataclass(frozen=True)
+class GateUp(_Rounded):
     """h = silu(gate) * up, gate and up from one accumulator: gate in its first half of columns.
 
     A thread holds gate and up of the same element, so nothing is exchanged. Both are rounded to
@@ -33,16 +70,6 @@ class GateUp:
     outputs: tuple[str, ...]
     operands: int = 2
     aux: tuple[str, ...] = ()
-
-    @cute.jit
-    def hold(self, acc: cute.Tensor, held: cute.Tensor, dtype: cutlass.Constexpr) -> None:
-        """Gate and up, rounded, two to a register."""
-        for i in cutlass.range_constexpr(cute.size(acc) // 2):
-            held[i] = pack(acc[2 * i], acc[2 * i + 1], dtype)
-
-    def held(self, acc: cute.Tensor) -> cute.Tensor:
-        """Registers for ``hold``."""
-        return cute.make_rmem_tensor(cute.size(acc) // 2, Uint32)
 
     @cute.jit
     def chunk(

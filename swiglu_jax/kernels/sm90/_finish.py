@@ -28,7 +28,7 @@ class Finisher(NamedTuple):
     targets: Any
     """Its shared-memory side: (values, 1, step of a group, output)."""
     stores: Any
-    """A TMA store for each output: (atom, shared side, global side)."""
+    """A TMA store for each output of each problem: (atom, shared side, global side)."""
     pipe: Any
     """Pipeline of the epilogue's inputs; None if it reads none."""
     from_shared: Any
@@ -85,6 +85,7 @@ def finish_step(
     step: cutlass.Constexpr[int],
     held: cute.Tensor,
     state,
+    problem: Int32,
     row: Int32,
     column: Int32,
 ) -> None:
@@ -108,7 +109,7 @@ def finish_step(
             inputs.append(words)
         if const_expr(part == STEPS - 1 and not in_place):
             finisher.pipe.consumer_release(state)
-    results = [cute.make_rmem_tensor((WORDS, 1), Uint32) for _ in finisher.stores]
+    results = [cute.make_rmem_tensor((WORDS, 1), Uint32) for _ in plan.epilogue.outputs]
     plan.epilogue.chunk(step, held, inputs, results, plan.dtype)
     if const_expr(in_place):
         # Every lane has read these columns before any lane writes over them.
@@ -123,10 +124,22 @@ def finish_step(
     if const_expr(part == STEPS - 1):
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
-        for i in cutlass.range_constexpr(len(results)):
-            atom, shared, output = finisher.stores[i]
-            cute.copy(atom, shared[(None, i)], output[(None, row, column + step // STEPS)])
+        at = (row, column + step // STEPS)
+        if const_expr(plan.problems == 1):
+            _store(finisher.stores, at)
+        else:
+            for p in cutlass.range_constexpr(plan.problems):
+                if problem == p:
+                    _store(finisher.stores[p * len(results) : (p + 1) * len(results)], at)
         cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def _store(stores: cutlass.Constexpr, at) -> None:
+    """A staged group of every output of a tile to its place (16 rows, 32 columns)."""
+    for i in cutlass.range_constexpr(len(stores)):
+        atom, shared, output = stores[i]
+        cute.copy(atom, shared[(None, i)], output[(None, *at)])
 
 
 @cute.jit

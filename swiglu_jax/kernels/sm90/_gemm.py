@@ -7,6 +7,9 @@ at once, and works the epilogue off in steps of 16 columns between that tile's `
 The tensor cores never wait for an epilogue, as with ping-pong consumers, but both warpgroups share
 one B tile, which can be 256 columns wide: fewer bytes from L2 and from shared memory for each
 multiplication than ping-pong's 128 x 192, and the GPU is power-limited.
+
+One accumulator can sum several products (``Plan.terms``), and one list of tiles can hold several
+problems (``Plan.problems``), so that a launch has one last, thin wave and not one for each.
 """
 
 # The DSL reads a struct's annotations as values.
@@ -27,7 +30,7 @@ from swiglu_jax.kernels.sm90._finish import make_finisher
 from swiglu_jax.kernels.sm90._load import load_atom, load_inputs, load_operands
 from swiglu_jax.kernels.sm90._multiply import multiply
 from swiglu_jax.kernels.sm90._plan import Plan
-from swiglu_jax.kernels.sm90._schedule import Schedule
+from swiglu_jax.kernels.sm90._schedule import Schedule, tile_count
 from swiglu_jax.kernels.sm90._tile import GROUP_COLUMNS, WARP_ROWS, WARPGROUP_ROWS
 
 SMS = 132
@@ -48,38 +51,48 @@ class Gemm:
     @cute.jit
     def __call__(
         self,
-        a: cute.Tensor,
-        bs: cutlass.Constexpr,
+        products: cutlass.Constexpr,
         aux: cutlass.Constexpr,
         outputs: cutlass.Constexpr,
         stream: cuda.CUstream,
     ) -> None:
-        """Launch on tensors as they are stored: a [M, K]; bs; aux and outputs [M, N]."""
+        """Launch on tensors as they are stored.
+
+        Args:
+            products: (A, B, ...) of each term or of each problem.
+            aux: the epilogue's inputs, [M, N].
+            outputs: of each problem, [M, N].
+            stream: where to launch.
+        """
         plan = self.plan
         tile = plan.tile
         cluster_m, cluster_n = tile.cluster
-        a_tma = load_atom(plan, cluster_n, a, plan.a_box(), plan.a_slice)
-        b_tma = []
-        for b in bs:
-            b_nk = b
-            if const_expr(plan.b_mn):
-                b_nk = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0]))
-            b_tma.append(load_atom(plan, cluster_m, b_nk, plan.b_box(), plan.b_slice))
+        loads = []
+        for a, *bs in products:
+            a_mk = _contraction_last(a, plan.a_mn)
+            loads.append([load_atom(plan, cluster_n, a_mk, plan.a_box(), plan.a_slice)])
+            for b in bs:
+                b_nk = _contraction_last(b, plan.b_mn)
+                loads[-1].append(load_atom(plan, cluster_m, b_nk, plan.b_box(), plan.b_slice))
         group = (tile.m, GROUP_COLUMNS)
         aux_tma = [load_atom(plan, 1, t, plan.input_box(), group) for t in aux]
         store = cpasync.CopyBulkTensorTileS2GOp()
         piece = (WARP_ROWS, GROUP_COLUMNS)
         out_tma = [cpasync.make_tiled_tma_atom(store, t, plan.output_box(), piece) for t in outputs]
 
-        m, n = outputs[0].shape
-        tiles_m = cute.ceil_div(m, tile.m * cluster_m)
-        tiles_n = cute.ceil_div(n, plan.part_n * cluster_n)
+        grids = []
+        for output in outputs[:: len(plan.epilogue.outputs)]:
+            m, n = output.shape
+            tiles_m = cute.ceil_div(m, tile.m * cluster_m)
+            tiles_n = cute.ceil_div(n, plan.part_n * cluster_n)
+            grids.append((Int32(tiles_m), Int32(tiles_n)))
         # An epilogue's steps ride on the next tile's stages; a contraction with fewer is extended
         # with the zeros that TMA reads beyond a tensor's end.
-        k_tiles = cute.ceil_div(a.shape[1], tile.k)
-        if k_tiles < plan.steps:
-            k_tiles = plan.steps
-        clusters = tiles_m * tiles_n
+        k_tiles = cute.ceil_div(products[0][0].shape[0 if plan.a_mn else 1], tile.k)
+        least = plan.steps // plan.terms
+        if k_tiles < least:
+            k_tiles = least
+        clusters = tile_count(grids)
         resident = SMS // (cluster_m * cluster_n)
         if clusters > resident:
             clusters = resident
@@ -87,7 +100,7 @@ class Gemm:
         tiled_mma = hopper_helpers.make_trivial_tiled_mma(
             plan.dtype,
             plan.dtype,
-            OperandMajorMode.K,
+            OperandMajorMode.MN if plan.a_mn else OperandMajorMode.K,
             OperandMajorMode.MN if plan.b_mn else OperandMajorMode.K,
             cutlass.Float32,
             (tile.warpgroups, 1, 1),
@@ -95,16 +108,12 @@ class Gemm:
         )
         self.kernel(
             tiled_mma,
-            a_tma[0],
-            a_tma[1],
-            tuple(t[0] for t in b_tma),
-            tuple(t[1] for t in b_tma),
+            tuple(tuple((t[0], t[1]) for t in product) for product in loads),
             tuple(t[0] for t in aux_tma),
             tuple(t[1] for t in aux_tma),
             tuple(t[0] for t in out_tma),
             tuple(t[1] for t in out_tma),
-            Int32(tiles_m),
-            Int32(tiles_n),
+            tuple(grids),
             Int32(k_tiles),
         ).launch(
             grid=(cluster_m, cluster_n, clusters),
@@ -118,16 +127,12 @@ class Gemm:
     def kernel(
         self,
         tiled_mma: cute.TiledMma,
-        a_atom: cute.CopyAtom,
-        a_tensor: cute.Tensor,
-        b_atoms: tuple,
-        b_tensors: tuple,
+        products: tuple,
         aux_atoms: tuple,
         aux_tensors: tuple,
         out_atoms: tuple,
         out_tensors: tuple,
-        tiles_m: Int32,
-        tiles_n: Int32,
+        grids: tuple,
         k_tiles: Int32,
     ) -> None:
         """The device side: shared memory and barriers, then one branch for each role."""
@@ -137,13 +142,14 @@ class Gemm:
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
         if warp_index == OPERAND_WARP:
-            for atom in (a_atom, *b_atoms, *aux_atoms, *out_atoms):
+            operand_atoms = [atom for product in products for atom, _ in product]
+            for atom in (*operand_atoms, *aux_atoms, *out_atoms):
                 cpasync.prefetch_descriptor(atom)
 
         reads = const_expr(len(aux_atoms) > 0)
         in_place = const_expr(reads and tile.in_place)
         a_layout, b_layout = plan.a_layout(), plan.b_layout()
-        out_layout = plan.group_layout(len(out_atoms))
+        out_layout = plan.group_layout(len(plan.epilogue.outputs))
         in_layout = plan.group_layout(max(tile.input_stages * len(aux_atoms), 1))
         in_size = cute.cosize(in_layout) if reads and not in_place else 0
 
@@ -197,9 +203,7 @@ class Gemm:
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         _, _, cluster = cute.arch.block_idx()
         _, _, clusters = cute.arch.grid_dim()
-        schedule = Schedule(
-            cluster, clusters, tiles_m, tiles_n, k_tiles, rank % cluster_m, rank // cluster_m
-        )
+        schedule = Schedule(cluster, clusters, grids, k_tiles, rank % cluster_m, rank // cluster_m)
         pipeline.pipeline_init_wait(cluster_shape_mn=tile.cluster)
 
         # One multiplying warpgroup has registers enough without taking the loaders'.
@@ -207,7 +211,7 @@ class Gemm:
             if const_expr(tile.warpgroups > 1):
                 cute.arch.setmaxregister_decrease(LOADER_REGISTERS)
             if warp_index == OPERAND_WARP:
-                load_operands(plan, schedule, pipe, a_atom, a_tensor, b_atoms, b_tensors, sa, sb)
+                load_operands(plan, schedule, pipe, products, sa, sb)
             if const_expr(reads):  # noqa: SIM102 - one is the compiler's, the other the device's
                 if warp_index == INPUT_WARP:
                     load_inputs(plan, schedule, input_pipe, aux_atoms, aux_tensors, staged_in)
@@ -221,3 +225,10 @@ class Gemm:
             multiply(
                 plan, schedule, tiled_mma, thread - 128, warp_index - 4, pipe, sa, sb, finisher
             )
+
+
+def _contraction_last(tensor: cute.Tensor, mn: bool) -> cute.Tensor:
+    """An operand as (M or N, K), from how it is stored."""
+    if not mn:
+        return tensor
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=[1, 0]))

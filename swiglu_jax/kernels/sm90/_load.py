@@ -6,7 +6,7 @@ from cutlass import Int32, const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from swiglu_jax.kernels.sm90._plan import Plan
-from swiglu_jax.kernels.sm90._schedule import Schedule, tile_coordinate
+from swiglu_jax.kernels.sm90._schedule import Schedule, tile_coordinate, tile_count
 from swiglu_jax.kernels.sm90._tile import GROUP_COLUMNS
 
 
@@ -23,14 +23,15 @@ def load_operands(
     plan: cutlass.Constexpr[Plan],
     schedule: Schedule,
     pipe: pipeline.PipelineTmaAsync,
-    a_atom: cute.CopyAtom,
-    a_tensor: cute.Tensor,
-    b_atoms: cutlass.Constexpr,
-    b_tensors: cutlass.Constexpr,
+    products: cutlass.Constexpr,
     sa: cute.Tensor,
     sb: cute.Tensor,
 ) -> None:
-    """Every stage of every tile: each block of a cluster loads its slice for all that share it."""
+    """Every stage of every tile: each block of a cluster loads its slice for all that share it.
+
+    ``products`` are the terms of the one problem, or the problems of one term: (A's TMA atom and
+    tensor, those of each B).
+    """
     tile = plan.tile
     cluster_m, cluster_n = tile.cluster
     rank_m, rank_n = schedule.rank_m, schedule.rank_n
@@ -43,43 +44,61 @@ def load_operands(
     if const_expr(cluster_m > 1):
         b_mask = {"mcast_mask": cute.make_layout_image_mask(ranks, (rank_m, rank_n), mode=0)}
 
-    a_to, a_from = _partition(
-        a_atom, a_tensor, plan.a_slice, cute.local_tile(sa, plan.a_slice, (rank_n, 0, None))
-    )
+    a_place = (0, rank_n, None) if plan.a_mn else (rank_n, 0, None)
+    a_part = cute.local_tile(sa, plan.a_slice, a_place)
     b_parts = []
     for i in cutlass.range_constexpr(plan.epilogue.operands):
         place = (i, rank_m, None) if plan.b_mn else (i * cluster_m + rank_m, 0, None)
-        part = cute.local_tile(sb, plan.b_slice, place)
-        b_parts.append(_partition(b_atoms[i], b_tensors[i], plan.b_slice, part))
+        b_parts.append(cute.local_tile(sb, plan.b_slice, place))
+    # (atom, shared side, global side, multicast) of every operand of every product.
+    copies = []
+    for (a_atom, a_tensor), *bs in products:
+        both = [(a_atom, *_partition(a_atom, a_tensor, plan.a_slice, a_part), a_mask)]
+        for (b_atom, b_tensor), part in zip(bs, b_parts, strict=True):
+            both.append((b_atom, *_partition(b_atom, b_tensor, plan.b_slice, part), b_mask))
+        copies.append(both)
 
     state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, tile.stages)
     index = Int32(schedule.first)
-    while index < schedule.tiles_m * schedule.tiles_n:
-        m, n = tile_coordinate(schedule, index, tile.cluster, tile.raster)
-        for k in cutlass.range(schedule.k_tiles, unroll=1):
-            pipe.producer_acquire(state)
-            barrier = pipe.producer_get_barrier(state)
-            cute.copy(
-                a_atom,
-                a_from[(None, m * cluster_n + rank_n, k)],
-                a_to[(None, state.index)],
-                tma_bar_ptr=barrier,
-                **a_mask,
-            )
-            for i in cutlass.range_constexpr(plan.epilogue.operands):
-                b_to, b_from = b_parts[i]
-                if const_expr(plan.b_mn):
-                    source = b_from[(None, n, k * cluster_m + rank_m)]
-                else:
-                    source = b_from[(None, n * cluster_m + rank_m, k)]
-                cute.copy(
-                    b_atoms[i], source, b_to[(None, state.index)], tma_bar_ptr=barrier, **b_mask
-                )
-            pipe.producer_commit(state)
-            state.advance()
+    while index < tile_count(schedule.grids):
+        problem, m, n = tile_coordinate(schedule, index, tile.cluster, tile.raster)
+        for p in cutlass.range_constexpr(len(products)):
+            if const_expr(plan.problems == 1):  # noqa: SIM114 - one is the device's
+                state = _load_tile(plan, schedule, pipe, state, copies[p], m, n)
+            elif problem == p:
+                state = _load_tile(plan, schedule, pipe, state, copies[p], m, n)
         index += schedule.step
     # A block must outlive its peers' multicasts into it and their arrivals at its barriers.
     pipe.producer_tail(state)
+
+
+@cute.jit
+def _load_tile(
+    plan: cutlass.Constexpr[Plan],
+    schedule: Schedule,
+    pipe: pipeline.PipelineTmaAsync,
+    state,
+    copies: cutlass.Constexpr,
+    m: Int32,
+    n: Int32,
+):
+    """Every stage of one term of a tile: ``copies`` of A, then of each B."""
+    cluster_m, cluster_n = plan.tile.cluster
+    rank_m, rank_n = schedule.rank_m, schedule.rank_n
+    for k in cutlass.range(schedule.k_tiles, unroll=1):
+        a_from = (m, k * cluster_n + rank_n) if plan.a_mn else (m * cluster_n + rank_n, k)
+        b_from = (n, k * cluster_m + rank_m) if plan.b_mn else (n * cluster_m + rank_m, k)
+        pipe.producer_acquire(state)
+        barrier = pipe.producer_get_barrier(state)
+        for i in cutlass.range_constexpr(len(copies)):
+            atom, to, source, mask = copies[i]
+            place = a_from if i == 0 else b_from
+            cute.copy(
+                atom, source[(None, *place)], to[(None, state.index)], tma_bar_ptr=barrier, **mask
+            )
+        pipe.producer_commit(state)
+        state.advance()
+    return state
 
 
 @cute.jit
@@ -98,8 +117,8 @@ def load_inputs(
     parts = [_partition(atoms[i], tensors[i], shape, staged) for i in range(count)]
     state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, tile.input_stages)
     index = Int32(schedule.first)
-    while index < schedule.tiles_m * schedule.tiles_n:
-        m, n = tile_coordinate(schedule, index, tile.cluster, tile.raster)
+    while index < tile_count(schedule.grids):
+        _, m, n = tile_coordinate(schedule, index, tile.cluster, tile.raster)
         for group in cutlass.range(plan.groups, unroll=1):
             pipe.producer_acquire(state)
             for i in cutlass.range_constexpr(count):

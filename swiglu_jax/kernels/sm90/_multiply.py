@@ -7,7 +7,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from swiglu_jax.kernels.sm90._finish import Finisher, finish_step, release_in_place
 from swiglu_jax.kernels.sm90._plan import Plan
-from swiglu_jax.kernels.sm90._schedule import Schedule, tile_coordinate
+from swiglu_jax.kernels.sm90._schedule import Schedule, tile_coordinate, tile_count
 from swiglu_jax.kernels.sm90._tile import STEPS, WARP_ROWS
 
 
@@ -39,20 +39,22 @@ def multiply(
     in_place = const_expr(tile.in_place and len(plan.epilogue.aux) > 0)
     # In place, the groups are spread over the main loop; a group is given back a stage after its
     # stores, which have left by then, and the next is there when its turn comes.
+    k_tiles = schedule.k_tiles * plan.terms
     after_stores = Int32(0)
     before_next = Int32(0)
     if const_expr(in_place):
-        spare = schedule.k_tiles // plan.groups - STEPS
+        spare = k_tiles // plan.groups - STEPS
         if spare > 0:
             after_stores = Int32(1)
         before_next = spare - after_stores
-    rest = schedule.k_tiles - plan.groups * (STEPS + after_stores + before_next)
+    rest = k_tiles - plan.groups * (STEPS + after_stores + before_next)
 
     index = Int32(schedule.first)
+    problem = Int32(0)
     row = Int32(0)
     column = Int32(0)
     first = Boolean(True)
-    while index < schedule.tiles_m * schedule.tiles_n:
+    while index < tile_count(schedule.grids):
         # The first stage clears the accumulator; plan.steps of them carry the epilogue.
         for step in cutlass.range_constexpr(plan.steps):
             pipe.consumer_wait(state)
@@ -64,7 +66,7 @@ def multiply(
                 done.advance()
             ends_group = const_expr(step % STEPS == STEPS - 1)
             if not first:
-                finish_step(plan, finisher, step, held, inputs, row, column)
+                finish_step(plan, finisher, step, held, inputs, problem, row, column)
                 if const_expr(ends_group and not in_place):
                     inputs.advance()
             if const_expr(ends_group and in_place):
@@ -87,13 +89,13 @@ def multiply(
         pipe.consumer_release(done)
         done.advance()
         plan.epilogue.hold(acc, held, plan.dtype)
-        m, n = tile_coordinate(schedule, index, tile.cluster, tile.raster)
+        problem, m, n = tile_coordinate(schedule, index, tile.cluster, tile.raster)
         row = m * (tile.m // WARP_ROWS) + warp_index
         column = n * plan.groups
         first = Boolean(False)
         index += schedule.step
     for step in cutlass.range_constexpr(plan.steps):
-        finish_step(plan, finisher, step, held, inputs, row, column)
+        finish_step(plan, finisher, step, held, inputs, problem, row, column)
         if const_expr(step % STEPS == STEPS - 1):
             if const_expr(in_place):
                 release_in_place(finisher, inputs)

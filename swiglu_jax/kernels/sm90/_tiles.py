@@ -20,4 +20,12 @@ TILES = {
         "narrow": Tile(n=128, stages=5, cluster=(1, 1)),
         "small": Tile(m=64, n=128, stages=7, cluster=(1, 1)),
     },
+    "input_gradient": {
+        "large": Tile(n=256, stages=4),
+    },
+    "weight_gradients": {
+        "large": Tile(n=256, stages=4),
+        # Half the tile: for outputs of few tiles, where a large tile leaves a last, thin wave.
+        "medium": Tile(n=128, stages=6),
+    },
 }
