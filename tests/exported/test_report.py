@@ -8,7 +8,7 @@ def test_the_report_lists_every_kernel() -> None:
     manifest = _manifest.installed()
     report = environment_report()
     assert [k["name"] for k in report["kernels"]] == [k.variant.name for k in manifest.kernels]
-    text = format_report(report)
+    text = format_report(report, kernels=True)
     for kernel in manifest.kernels:
         line = next(row for row in text.splitlines() if kernel.variant.name in row)
         assert kernel.digest in line
