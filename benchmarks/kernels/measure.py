@@ -1,8 +1,9 @@
 """Time kernels that build.py made against cuBLAS's plain GEMMs of the same size, in pairs.
 
-gate_up is compared with two GEMMs, down_dswiglu with one. Baseline and kernel take turns and each
-turn is compared with the baseline turns around it, so that clock and temperature (the GPU is
-power-limited) fall out of the ratio. Prints the median ratio and the spread without the extremes.
+gate_up is compared with two GEMMs, down_dswiglu with one; gradients.py has the other stages.
+Baseline and kernel take turns and each turn is compared with the baseline turns around it, so that
+clock and temperature (the GPU is power-limited) fall out of the ratio. Prints the median ratio and
+the spread without the extremes.
 """
 
 import argparse
@@ -80,7 +81,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    kernels = json.loads((arguments.folder / "kernels.json").read_text())
+    listed = json.loads((arguments.folder / "kernels.json").read_text())
+    kernels = [kernel for kernel in listed if kernel["stage"] in ("gate_up", "down_dswiglu")]
     entries = {}
     for kernel in kernels:
         module = tvm_ffi.load_module(str(arguments.folder / f"{kernel['name']}.so"))
