@@ -13,6 +13,7 @@ from swiglu_jax._arguments import as_arrays, check_arrays, check_options
 from swiglu_jax._compat import default_matmul_precision, explicit_sharding, varying_axes
 from swiglu_jax._dot import contract
 from swiglu_jax._residuals import ARGUMENTS, residual_plan
+from swiglu_jax._rows_first import rows_first
 from swiglu_jax._stages import (
     Stage,
     StageParams,
@@ -63,7 +64,7 @@ def swiglu_mlp(
     check_arrays(x, w_gate, w_up, w_down, weight_layout)
     arguments = _varying_alike(as_arrays(x, w_gate, w_up, w_down))
     precision = default_matmul_precision()
-    return _operator(_Options(weight_layout, implementation, precision))(*arguments)
+    return _operator(*arguments, options=_Options(weight_layout, implementation, precision))
 
 
 def _varying_alike(arguments: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -110,13 +111,8 @@ def _down(options: _Options, h: jax.Array, w_down: jax.Array, x: jax.Array) -> j
         )
 
 
-@functools.cache
-def _operator(options: _Options) -> Any:
-    """The custom_vjp function for one set of options, inside a jit of its own.
-
-    The jit lets eager, undifferentiated calls inside shard_map through, which custom_vjp with
-    symbolic_zeros refuses.
-    """
+def _differentiable(options: _Options) -> Any:
+    """The custom_vjp function for one set of options."""
 
     @jax.custom_vjp
     def swiglu_mlp(x: Any, w_gate: Any, w_up: Any, w_down: Any) -> jax.Array:
@@ -128,7 +124,10 @@ def _operator(options: _Options) -> Any:
         functools.partial(_backward, options),
         symbolic_zeros=True,
     )
-    return jax.jit(swiglu_mlp)
+    return swiglu_mlp
+
+
+_operator = rows_first("swiglu_mlp", _differentiable)
 
 
 def _forward(options: _Options, *primals: Any) -> tuple[jax.Array, tuple[Any, ...]]:

@@ -60,7 +60,7 @@ def test_explain_lists_what_vjp_keeps(rng, subset):
         assert r.bytes == jnp.dtype(r.dtype).itemsize * jnp.zeros(r.shape).size
 
 
-@pytest.mark.parametrize("subset", SUBSETS, ids="+".join)
+@pytest.mark.parametrize("subset", SUBSETS[1:], ids="+".join)
 def test_only_the_asked_stages_and_gemms_run(rng, subset):
     arrays = problem(rng, (3, 4), hidden=HIDDEN)
     plan = residual_plan(frozenset(subset))

@@ -1,6 +1,7 @@
 """vmap: any subset of operands and axes, nested, of gradients and under gradients."""
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -152,6 +153,65 @@ def test_nested(rng, fused_cpu, axes, layout):
     want, want_gradients = nested(_plain(layout))(*arrays)
     assert fused_cpu.take_calls(value)
     check([value, *gradients], [float64(a) for a in (want, *want_gradients)], BOUND)
+
+
+def _two_layers(f):
+    return lambda x, *w: f(jnp.sin(f(x, *w)), *w)
+
+
+def _scanned(f):
+    return lambda x, *w: jax.lax.scan(lambda x, _: (x + f(x, *w), None), x, length=2)[0]
+
+
+SHARED = {
+    "alone": lambda f: f,
+    "jit": jax.jit,
+    "checkpoint": lambda f: jax.checkpoint(_two_layers(f)),
+    "scan": _scanned,
+    "a vector at a time": lambda f: jax.vmap(f, (0, None, None, None)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("inner", SHARED)
+def test_a_weight_that_examples_share_gets_one_gradient(rng, inner, dtype):
+    """Summed over the examples in its GEMM, as in plain JAX: never one for each example.
+
+    vmap of a custom_vjp function, left to itself, makes one for each and sums them.
+    """
+    size, rows, width, hidden = 6, 5, 16, 32
+    arrays = problem(rng, (size, rows), width, hidden, dtype)
+    f = jax.vmap(SHARED[inner](_op("OI", "xla")), (0, None, None, None))
+    step = jax.jit(jax.grad(lambda *a: (f(*a).astype("float32") ** 2).mean(), (0, 1, 2, 3)))
+    text = step.lower(*arrays).compile().as_text()
+    for a, b in ((width, hidden), (hidden, width)):
+        assert not re.search(rf"\[({size}|{rows}|{size},{rows}|{size * rows}),{a},{b}\]", text)
+    g = jax.vmap(SHARED[inner](_plain("OI")), (0, None, None, None))
+    want = jax.grad(lambda *a: (g(*a) ** 2).mean(), (0, 1, 2, 3))
+    want = want(*(a.astype("float32") for a in arrays))
+    bound = BOUND if dtype == "float32" else 4 * BOUNDS[dtype]
+    check(step(*arrays), [float64(a) for a in want], bound)
+
+
+@pytest.mark.parametrize("outer_axis", [0, 1])
+def test_experts_that_examples_share_get_one_gradient_each(rng, fused_cpu, outer_axis):
+    """A layer of experts under a vmap over examples: rows of each expert's own calls."""
+    size, experts, rows, width, hidden = 6, 2, 5, 16, 32
+    x = problem(rng, (size, experts, rows), width, hidden)[0]
+    several = [problem(rng, (rows,), width, hidden)[1:] for _ in range(experts)]
+    weights = [jnp.stack(w) for w in zip(*several, strict=True)]
+    x = jnp.moveaxis(x, 0, outer_axis)
+
+    def step(f):
+        layer = jax.vmap(jax.vmap(f), (outer_axis, None, None, None))
+        return jax.jit(jax.grad(lambda *a: (layer(*a) ** 2).mean(), (0, 1, 2, 3)))
+
+    ours = step(_op("OI", "fused"))
+    got = ours(x, *weights)
+    assert {c.sizes for c in fused_cpu.take_calls(got)} == {(size * rows, width, hidden)}
+    check(got, [float64(a) for a in step(_plain("OI"))(x, *weights)], BOUND)
+    text = ours.lower(x, *weights).compile().as_text()
+    assert not re.search(rf"\[({size},{experts}|{experts},{size}),{hidden},{width}\]", text)
 
 
 def test_gradients_of_each_example(rng, implementation):
