@@ -1,5 +1,6 @@
 """A decoder-only transformer in plain JAX, with three choices: MLP, attention, normalization."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +28,18 @@ class Config:
     vocabulary: int | None
     """None: a stack of layers alone, from activations to a sum of squares."""
     dtype: str = "bfloat16"
+    sequences: int = 2
+    length: int = 4096
+    """What is measured unless another batch is asked for."""
 
 
 CONFIGS = {
     # Four layers at the widths of a Qwen-style 27B model.
     "qwen-27b-proxy": Config(4, 5120, 17408, 40, 8, 128, None),
-    "llama-3.2-1b": Config(16, 2048, 8192, 32, 8, 64, 128256),
+    # At 4096 tokens a sequence, XLA's attention would keep 16 layers of 2 GiB a sequence.
+    "llama-3.2-1b": Config(16, 2048, 8192, 32, 8, 64, 128256, sequences=4, length=2048),
+    # For any CPU, in seconds: the benchmark itself is what this one tries.
+    "tiny": Config(2, 32, 64, 4, 2, 8, 97, "float32", sequences=2, length=8),
 }
 
 
@@ -52,12 +59,14 @@ class Variant:
         return f"{self.mlp}+{self.attention}+{self.norm}"
 
 
-VARIANTS = tuple(
-    Variant(mlp, attention, norm)
-    for mlp in ("plain", "swiglu_jax")
-    for attention in ("xla", "cudnn")
-    for norm in ("kept", "recomputed")
-)
+CHOICES = {
+    "mlp": ("plain", "swiglu_jax"),
+    "attention": ("xla", "cudnn"),
+    "norm": ("kept", "recomputed"),
+}
+"""The axes in the order of a variant's name, and what is chosen on each."""
+
+VARIANTS = tuple(Variant(*chosen) for chosen in itertools.product(*CHOICES.values()))
 
 Params = dict[str, Any]
 

@@ -1,18 +1,25 @@
 """Whole decoders with and without this op, in eight variants.
 
-    python -m benchmarks.model --model qwen-27b-proxy --sequences 2 --length 4096
-    python -m benchmarks.model --model llama-3.2-1b --variants '*+cudnn+*' --largest-batch
+    python -m benchmarks.model --model qwen-27b-proxy
+    python -m benchmarks.model --model llama-3.2-1b --variants '*+cudnn+*' --trace all
+    python -m benchmarks.model --model tiny                 # a CPU is enough
 
 Step time (loss and all gradients, interleaved over the variants), kernel time by module, memory of
-the program, and the largest batch that runs. Writes <date>-<device>-model-<model>.json.
+the program, and the largest batch that runs: the last two for the two MLPs under the attention and
+normalization that are fastest with the plain one, unless all are asked for. In this order, until
+``--seconds`` are over; what was not reached is in the file under not_made. Writes
+<date>-<device>-model-<model>.json.
 """
 
 import argparse
+import contextlib
 import functools
 import itertools
 import os
 import statistics
 import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -22,7 +29,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 
 from benchmarks import decoder
-from benchmarks.absent import reason
+from benchmarks.absent import NotMade, reason
 from benchmarks.results import Results
 from benchmarks.timing import Contender, interleave
 from benchmarks.trace import kernel_seconds
@@ -58,31 +65,68 @@ def memory_of(compiled: Any) -> dict[str, int]:
 
 
 def largest_batch(
-    config: decoder.Config, variant: decoder.Variant, params: Any, length: int, limit: int
+    config: decoder.Config,
+    variant: decoder.Variant,
+    params: Any,
+    options: argparse.Namespace,
+    peak_bytes: int,
+    limit: int,
 ) -> dict[str, Any]:
     """The most sequences whose step ran; the memory of a program is affine in their number.
 
-    Predicted from the programs of two batches, then run; on running out of memory, fewer.
+    Predicted from the program that was measured and one of twice its batch. From one more than
+    that downwards, the first whose program fits is run; on running out of memory, fewer.
+
+    Args:
+        config, variant, params: what runs.
+        options: the command's, for the batch that was measured.
+        peak_bytes: of the step at that batch.
+        limit: bytes that JAX may allocate on the device.
     """
     key = jax.random.key(1)
+    # Nothing is timed here, and timing GEMMs for another batch would take most of the time.
+    untuned = {"xla_gpu_autotune_level": "0"} if jax.default_backend() == "gpu" else None
 
     def compiled(sequences: int) -> Any:
-        shape = jax.eval_shape(lambda: decoder.batch(config, sequences, length, key))
-        return step_of(config, variant).lower(params, shape).compile()
+        shape = jax.eval_shape(lambda: decoder.batch(config, sequences, options.length, key))
+        return step_of(config, variant).lower(params, shape).compile(compiler_options=untuned)
 
-    small, large = (memory_of(compiled(n))["peak_bytes"] for n in (2, 4))
-    per_sequence = (large - small) / 2
-    predicted = max(1, int((limit - small) / per_sequence) + 2)
-    for sequences in range(predicted, max(0, predicted - 8), -1):
+    twice = memory_of(compiled(2 * options.sequences))["peak_bytes"]
+    per_sequence = (twice - peak_bytes) / options.sequences
+    predicted = options.sequences + int((limit - peak_bytes) / per_sequence)
+    found: dict[str, Any] = {
+        "predicted": predicted, "bytes_per_sequence": per_sequence, "limit_bytes": limit,
+    }  # fmt: skip
+    for sequences in fewer_and_fewer(predicted + 1):
+        program = compiled(sequences)
+        if memory_of(program)["peak_bytes"] > limit:
+            continue
         try:
-            inputs = decoder.batch(config, sequences, length, key)
-            jax.block_until_ready(compiled(sequences)(params, inputs))
+            inputs = decoder.batch(config, sequences, options.length, key)
+            jax.block_until_ready(program(params, inputs))
         except Exception as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
         else:
-            return {"sequences": sequences, "bytes_per_sequence": per_sequence}
-    return {"sequences": None, "bytes_per_sequence": per_sequence}
+            return found | {"sequences": sequences}
+    return found | {"sequences": None}
+
+
+def fewer_and_fewer(most: int, tries: int = 6) -> list[int]:
+    """Batches to try: one more than fits, then one less, then each time a fiftieth, at least one."""
+    batches = [most, most - 1]
+    while len(batches) < tries:
+        batches.append(batches[-1] - max(1, batches[-1] // 50))
+    return [sequences for sequences in batches if sequences > 0]
+
+
+def best_pair(times: dict[str, float]) -> list[str]:
+    """The variants that have the attention and normalization of the fastest with the plain MLP."""
+    plain = {name: ms for name, ms in times.items() if name.startswith("plain+")}
+    if not plain:
+        return list(times)
+    rest = min(plain, key=lambda name: plain[name]).removeprefix("plain")
+    return [name for name in times if name.endswith(rest)]
 
 
 def attribution(times: dict[str, float]) -> dict[str, float]:
@@ -95,12 +139,11 @@ def attribution(times: dict[str, float]) -> dict[str, float]:
         "mlp", "attention", "norm": first choice's time over the second's.
     """
     effects = {}
-    for position, axis in enumerate(("mlp", "attention", "norm")):
+    for position, (axis, (first, _)) in enumerate(decoder.CHOICES.items()):
         ratios = []
         for a, b in itertools.permutations(times, 2):
             one, other = a.split("+"), b.split("+")
             differ = [k for k in range(3) if one[k] != other[k]]
-            first = ("plain", "xla", "kept")[position]
             if differ == [position] and one[position] == first:
                 ratios.append(times[a] / times[b])
         if ratios:
@@ -112,59 +155,78 @@ def measure(
     results: Results, config: decoder.Config, options: argparse.Namespace
 ) -> dict[str, float]:
     """Time, trace and weigh every variant; returns median milliseconds by variant."""
-    start = time.monotonic()
+    clock = _Clock(results, options.seconds)
     params = jax.jit(functools.partial(decoder.init, config))(jax.random.key(0))
     inputs = decoder.batch(config, options.sequences, options.length, jax.random.key(1))
+    variants = {v.name: v for v in decoder.VARIANTS if fnmatch(v.name, options.variants)}
     compiled: dict[str, Any] = {}
-    variants = [v for v in decoder.VARIANTS if fnmatch(v.name, options.variants)]
-    for variant in variants:
-        if time.monotonic() - start > options.seconds:
-            results.not_made(variant.name, "out of time")
+    peaks: dict[str, int] = {}
+    for name, variant in variants.items():
+        if clock.over():
+            results.not_made(name, "out of time")
             continue
         try:
             program = step_of(config, variant).lower(params, inputs).compile()
             loss, _ = jax.block_until_ready(program(params, inputs))
         except Exception as error:  # cuDNN's attention declines off GPUs, for one
-            results.not_made(variant.name, reason(error))
+            results.not_made(name, reason(error))
             continue
-        compiled[variant.name] = program
-        results.add({"measure": "model_memory", "variant": variant.name, "loss": float(loss),
-                     **memory_of(program)})  # fmt: skip
+        compiled[name] = program
+        memory = memory_of(program)
+        peaks[name] = memory["peak_bytes"]
+        results.add({"measure": "model_memory", "variant": name, "loss": float(loss), **memory})
+    clock.lap("compile")
     contenders = [_contender(n, p, params, inputs) for n, p in compiled.items()]
     timings = interleave(contenders, options.rounds, options.sample_ms / 1e3)
     for name, timing in timings.items():
         results.add({"measure": "model_step", "variant": name, **timing.to_json()})
         print(f"{name:<32} {timing.median_ms:9.2f} ms a step", flush=True)
-    results.write()
-    for variant in variants:
-        if variant.name in compiled and options.trace:
-            _guarded(results, variant, "trace", options, start,
-                     lambda v: _trace(results, config, v, params, inputs))  # fmt: skip
-    if options.largest_batch:
-        limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-        for variant in variants:
-            if variant.name not in compiled:
-                continue
+    clock.lap("time")
+    del contenders, compiled
+    times = {name: timing.median_ms for name, timing in timings.items()}
+    chosen = {"all": list(times), "best": best_pair(times), "none": []}
+    for name in chosen[options.trace]:
+        with clock.guarding(f"trace of {name}"):
+            _trace(results, config, variants[name], params, inputs)
+    clock.lap("trace")
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    for name in chosen[options.largest_batch]:
+        with clock.guarding(f"largest batch of {name}"):
             if limit is None:
-                results.not_made(f"largest batch of {variant.name}", "no memory limit is known")
-                continue
-            _guarded(results, variant, "largest batch", options, start,
-                     lambda v: results.add({"measure": "model_largest_batch", "variant": v.name,
-                     **largest_batch(config, v, params, options.length, limit)}))  # fmt: skip
-    return {name: timing.median_ms for name, timing in timings.items()}
+                raise NotMade("this platform tells no memory limit")
+            found = largest_batch(config, variants[name], params, options, peaks[name], limit)
+            results.add({"measure": "model_largest_batch", "variant": name, **found})
+            print(f"{name:<32} {found['sequences']} sequences fit", flush=True)
+    clock.lap("largest batch")
+    return times
 
 
-def _guarded(
-    results: Results, variant: decoder.Variant, what: str, options: Any, start: float, act: Any
-) -> None:
-    if time.monotonic() - start > options.seconds:
-        results.not_made(f"{what} of {variant.name}", "out of time")
-        return
-    try:
-        act(variant)
-    except Exception as error:
-        results.not_made(f"{what} of {variant.name}", reason(error))
-    results.write()
+class _Clock:
+    """What a run has left, and where its time went."""
+
+    def __init__(self, results: Results, seconds: float):
+        self.results, self.seconds = results, seconds
+        self.start = self.last = time.monotonic()
+
+    def over(self) -> bool:
+        return time.monotonic() - self.start > self.seconds
+
+    def lap(self, phase: str) -> None:
+        now = time.monotonic()
+        self.results.add({"measure": "model_seconds", "phase": phase, "seconds": now - self.last})
+        self.results.write()
+        self.last = now
+
+    @contextlib.contextmanager
+    def guarding(self, what: str) -> Iterator[None]:
+        """Note what could not be made, and go on; nothing new is started when time is over."""
+        try:
+            if self.over():
+                raise NotMade("out of time")
+            yield
+        except Exception as error:
+            self.results.not_made(what, reason(error))
+        self.results.write()
 
 
 def _trace(
@@ -192,23 +254,28 @@ def main(arguments: list[str] | None = None, configs: Any = decoder.CONFIGS) -> 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--model", choices=list(configs), default=next(iter(configs)))
-    command.add_argument("--sequences", type=int, default=2)
-    command.add_argument("--length", type=int, default=4096)
+    command.add_argument("--sequences", type=int, help="default: the model's own")
+    command.add_argument("--length", type=int, help="default: the model's own")
     command.add_argument("--variants", default="*", help="pattern, as plain+cudnn+*")
     command.add_argument("--rounds", type=int, default=5)
     command.add_argument("--sample-ms", type=float, default=100)
-    command.add_argument("--seconds", type=float, default=400, help="start nothing new after")
-    command.add_argument("--no-trace", dest="trace", action="store_false")
-    command.add_argument("--largest-batch", action="store_true")
+    command.add_argument("--seconds", type=float, default=120, help="start nothing new after")
+    for what in ("trace", "largest-batch"):
+        command.add_argument(f"--{what}", choices=("best", "all", "none"), default="best")
     command.add_argument("--out", type=Path, default=RESULTS)
     options = command.parse_args(arguments)
+    config = configs[options.model]
+    options.sequences = options.sequences or config.sequences
+    options.length = options.length or config.length
     told = {k: v for k, v in vars(options).items() if k != "out"}
     results = Results(f"model-{options.model}", options.out, told)
-    times = measure(results, configs[options.model], options)
+    results.data["model"] = asdict(config)
+    times = measure(results, config, options)
     effects = attribution(times)
     results.add({"measure": "model_attribution", "ratios": effects})
     for axis, value in effects.items():
-        print(f"{axis}: first choice over second {value:.4f}")
+        first, second = decoder.CHOICES[axis]
+        print(f"{axis}: time with {first} over time with {second}: {value:.4f}")
     results.write()
     print(f"wrote {results.path}")
     return results.path

@@ -1,13 +1,19 @@
-"""The report's two plots."""
+"""The report's plots."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 
+from benchmarks.bounds import Records
+from benchmarks.decoder import CHOICES
+from benchmarks.model_report import ModelRun, model_runs
+from benchmarks.series import shares_of, sweep_of
+
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 INK, GRID = "#222222", "#dddddd"
 COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#7a4ea3", "#5c5c5c")
@@ -70,3 +76,69 @@ def plot_gemm_share(shares: Sequence[tuple[str, str, float]], path: Path) -> Non
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def plot_models(runs: Sequence[ModelRun], path: Path) -> None:
+    """A row a model run: step time of the variants, and kernel time by module where traced.
+
+    Args:
+        runs: from ``model_runs``.
+        path: of the PNG.
+    """
+    figure, axes = plt.subplots(
+        len(runs), 2, figsize=(12, 3.2 * len(runs)), squeeze=False, layout="constrained"
+    )
+    for (left, right), run in zip(axes, runs, strict=True):
+        _plot_steps(left, run)
+        _plot_kernels(right, run)
+        left.set_title(run.title, fontsize=9)
+        for axis in (left, right):
+            axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _plot_steps(axis: Axes, run: ModelRun) -> None:
+    others = list(dict.fromkeys(name.split("+", 1)[1] for name in run.steps))
+    for k, mlp in enumerate(CHOICES["mlp"]):
+        found = {o: run.steps[f"{mlp}+{o}"] for o in others if f"{mlp}+{o}" in run.steps}
+        places = [others.index(other) + 0.4 * k for other in found]
+        times = [record["median_ms"] for record in found.values()]
+        axis.barh(places, times, 0.36, color=COLOURS[1 - k], label=mlp)
+        for place, time in zip(places, times, strict=True):
+            axis.text(time, place, f" {time:.1f}", va="center", fontsize=7, color=INK)
+    axis.set_yticks([k + 0.2 for k in range(len(others))], others)
+    axis.invert_yaxis()
+    axis.set_xlabel("step, ms")
+    axis.legend(frameon=False, fontsize=8, title="MLP", title_fontsize=8)
+
+
+def _plot_kernels(axis: Axes, run: ModelRun) -> None:
+    if not run.kernels:
+        axis.set_axis_off()
+        return
+    modules = list(next(iter(run.kernels.values()))["seconds"])
+    ends = [0.0] * len(run.kernels)
+    for colour, module in zip(COLOURS, modules, strict=False):
+        times = [1e3 * record["seconds"][module] for record in run.kernels.values()]
+        axis.barh(list(run.kernels), times, left=ends, color=colour, label=module, height=0.6)
+        ends = [end + time for end, time in zip(ends, times, strict=True)]
+    axis.invert_yaxis()
+    axis.set_xlabel("kernel time a step, ms")
+    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def write_plots(records: Records, folder: Path) -> list[str]:
+    """Write every plot that the records have something for; return the files' names."""
+    written = []
+    speedups = {m: s for m in ("forward", "step") if (s := sweep_of(records, m))}
+    shares, runs = shares_of(records), model_runs(records)
+    for name, plot, shown in (
+        ("speedup.png", plot_speedup, speedups),
+        ("gemm_share.png", plot_gemm_share, shares),
+        ("model.png", plot_models, runs),
+    ):
+        if shown:
+            plot(shown, folder / name)
+            written.append(name)
+    return written

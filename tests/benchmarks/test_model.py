@@ -1,6 +1,8 @@
-"""The model benchmark at a tiny size."""
+"""The model benchmark at a tiny size, and what is written about it."""
 
+import argparse
 import json
+import math
 
 import jax
 import numpy as np
@@ -8,17 +10,28 @@ import pytest
 
 from benchmarks import decoder, model
 from benchmarks.bounds import Records
+from benchmarks.model_report import attribution_table, kernels_table, model_runs, variants_table
+from benchmarks.plots import write_plots
 from benchmarks.report import report
 from benchmarks.results import load
 from benchmarks.trace import module_of_instructions
 
-TINY = decoder.Config(2, 32, 64, 4, 2, 8, 97, "float32")
+TINY = decoder.CONFIGS["tiny"]
 
 
-def test_eight_variants_are_asked_and_those_that_run_are_measured(tmp_path):
-    arguments = ["--sequences", "2", "--length", "8", "--sample-ms", "1", "--out", str(tmp_path)]
-    path = model.main(arguments, {"tiny": TINY})
-    data = json.loads(path.read_text())
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """One run, as the command line does it."""
+    out = tmp_path_factory.mktemp("results")
+    return model.main(["--model", "tiny", "--sample-ms", "1", "--out", str(out)])
+
+
+@pytest.fixture(scope="module")
+def data(path):
+    return json.loads(path.read_text())
+
+
+def test_eight_variants_are_asked_and_those_that_run_are_measured(data):
     timed = {r["variant"] for r in data["records"] if r["measure"] == "model_step"}
     missing = {m["what"] for m in data["not_made"]}
     names = {v.name for v in decoder.VARIANTS}
@@ -26,11 +39,30 @@ def test_eight_variants_are_asked_and_those_that_run_are_measured(tmp_path):
     assert {v.name for v in decoder.VARIANTS if v.attention == "xla"} <= timed
     losses = [r["loss"] for r in data["records"] if r["measure"] == "model_memory"]
     np.testing.assert_allclose(losses, losses[0], rtol=1e-3)
-    for record in data["records"]:
-        if record["measure"] == "model_kernels":
-            assert sum(record["shares"].values()) == pytest.approx(1)
-            assert record["seconds"]["mlp"] > 0 and record["seconds"]["attention"] > 0
-    assert "# Benchmark results" in report(Records(load([path])))
+
+
+def test_both_mlps_are_traced_under_the_fastest_choice_of_the_rest(data):
+    traced = [r for r in data["records"] if r["measure"] == "model_kernels"]
+    assert {r["variant"].split("+")[0] for r in traced} == {"plain", "swiglu_jax"}
+    assert len({r["variant"].split("+", 1)[1] for r in traced}) == 1
+    for record in traced:
+        assert sum(record["shares"].values()) == pytest.approx(1)
+        assert record["seconds"]["mlp"] > 0 and record["seconds"]["attention"] > 0
+
+
+def test_a_run_says_where_its_time_went_and_what_it_ran(data):
+    phases = [r["phase"] for r in data["records"] if r["measure"] == "model_seconds"]
+    assert phases == ["compile", "time", "trace", "largest batch"]
+    assert data["model"]["width"] == TINY.width
+    assert (data["options"]["sequences"], data["options"]["length"]) == (2, 8)
+
+
+def test_nothing_new_is_started_when_time_is_over(tmp_path):
+    path = model.main(["--model", "tiny", "--seconds", "-1", "--out", str(tmp_path)])
+    data = json.loads(path.read_text())
+    assert not [r for r in data["records"] if r["measure"] == "model_step"]
+    assert len(data["not_made"]) == 8
+    assert all("out of time" in missing["reason"] for missing in data["not_made"])
 
 
 def test_attribution_compares_what_differs_in_one_choice():
@@ -40,6 +72,35 @@ def test_attribution_compares_what_differs_in_one_choice():
     }
     effects = model.attribution(times)
     assert effects == pytest.approx({"mlp": 2, "attention": 3, "norm": 1})
+
+
+def test_the_best_pair_is_that_of_the_fastest_plain_variant():
+    times = {v.name: 5.0 for v in decoder.VARIANTS} | {"plain+cudnn+kept": 4.0}
+    times |= {"swiglu_jax+xla+kept": 1.0}
+    assert model.best_pair(times) == ["plain+cudnn+kept", "swiglu_jax+cudnn+kept"]
+    assert model.best_pair({"swiglu_jax+xla+kept": 1.0}) == ["swiglu_jax+xla+kept"]
+
+
+def test_fewer_and_fewer():
+    assert model.fewer_and_fewer(3) == [3, 2, 1]
+    assert model.fewer_and_fewer(200) == [200, 199, 196, 193, 190, 187]
+    assert model.fewer_and_fewer(0) == []
+
+
+def test_the_largest_batch_is_the_one_whose_program_fits():
+    options = argparse.Namespace(sequences=2, length=8)
+    variant = decoder.VARIANTS[0]
+    params = decoder.init(TINY, jax.random.key(0))
+
+    def peak(sequences):
+        inputs = decoder.batch(TINY, sequences, 8, jax.random.key(1))
+        step = model.step_of(TINY, variant).lower(params, inputs).compile()
+        return model.memory_of(step)["peak_bytes"]
+
+    limit = (peak(9) + peak(10)) // 2
+    found = model.largest_batch(TINY, variant, params, options, peak(2), limit)
+    assert found["sequences"] == 9
+    assert abs(found["predicted"] - 9) <= 1
 
 
 def test_scopes_are_found_in_forward_and_backward_instructions():
@@ -62,3 +123,50 @@ def test_gradients_agree_over_variants(rng):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found[0], other
         )
+
+
+def _cells(markdown):
+    rows = [line.strip("| ").split(" | ") for line in markdown.splitlines()]
+    return rows[0], rows[2:]
+
+
+def test_the_tables_hold_what_was_measured(path, data):
+    (run,) = model_runs(Records(load([path])))
+    steps = {r["variant"]: r for r in data["records"] if r["measure"] == "model_step"}
+    memory = {r["variant"]: r for r in data["records"] if r["measure"] == "model_memory"}
+    head, rows = _cells(variants_table(run))
+    assert len(rows) == len(steps) >= 4
+    for row in rows:
+        cells = dict(zip(head, row, strict=False))
+        name = f"{cells['mlp']}+{cells['attention']}+{cells['norm']}"
+        told = float(cells["step, ms (quartiles)"].split(" ")[0])
+        assert math.isclose(told, steps[name]["median_ms"], rel_tol=0.02, abs_tol=0.006)
+        assert float(cells["memory, GiB"]) == round(memory[name]["peak_bytes"] / 2**30, 2)
+        if cells["mlp"] != "plain":
+            plain = steps[name.replace("swiglu_jax", "plain")]["median_ms"]
+            over = float(cells["with the plain MLP, over this"])
+            assert over == round(plain / steps[name]["median_ms"], 3)
+    _, choices = _cells(attribution_table(run))
+    assert {c[0]: float(c[2]) for c in choices} == pytest.approx(run.ratios, abs=6e-4)
+    head, traced = _cells(kernels_table(run))
+    assert len(traced) == 2 and head[1:] == [
+        "mlp, ms", "attention, ms", "norm, ms", "head, ms", "other, ms", "all, ms",
+    ]  # fmt: skip
+
+
+def test_the_report_and_the_plot(path, tmp_path):
+    records = Records(load([path]))
+    text = report(records)
+    assert "# Benchmark results" in text
+    assert "## tiny, 2 x 8 tokens" in text
+    assert "Kernel time by module" in text
+    assert write_plots(records, tmp_path) == ["model.png"]
+    assert (tmp_path / "model.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_a_model_measured_again_replaces_the_older_run(path):
+    old, new = load([path, path])
+    new = new | {"records": [r | {"median_ms": 7.0} if "median_ms" in r else r
+                             for r in new["records"]]}  # fmt: skip
+    (run,) = model_runs(Records([old, new]))
+    assert {step["median_ms"] for step in run.steps.values()} == {7.0}
