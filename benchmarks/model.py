@@ -113,7 +113,7 @@ def largest_batch(
 
 
 def fewer_and_fewer(most: int, tries: int = 6) -> list[int]:
-    """Batches to try: one more than fits, then one less, then each time a fiftieth, at least one."""
+    """Batches to try: the most, one less, then each time a fiftieth less, but at least one."""
     batches = [most, most - 1]
     while len(batches) < tries:
         batches.append(batches[-1] - max(1, batches[-1] // 50))
