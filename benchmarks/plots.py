@@ -9,6 +9,7 @@ from benchmarks.bounds import Records
 from benchmarks.decoder import CHOICES
 from benchmarks.model_report import ModelRun, model_runs
 from benchmarks.series import shares_of, sweep_of
+from benchmarks.tables import ms_text
 
 mpl.use("Agg")
 
@@ -106,11 +107,11 @@ def _plot_steps(axis: Axes, run: ModelRun) -> None:
         times = [record["median_ms"] for record in found.values()]
         axis.barh(places, times, 0.36, color=COLOURS[1 - k], label=mlp)
         for place, time in zip(places, times, strict=True):
-            axis.text(time, place, f" {time:.1f}", va="center", fontsize=7, color=INK)
+            axis.text(time, place, f" {ms_text(time)}", va="center", fontsize=7, color=INK)
     axis.set_yticks([k + 0.2 for k in range(len(others))], others)
     axis.invert_yaxis()
     axis.set_xlabel("step, ms")
-    axis.legend(frameon=False, fontsize=8, title="MLP", title_fontsize=8)
+    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _plot_kernels(axis: Axes, run: ModelRun) -> None:
