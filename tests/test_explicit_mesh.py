@@ -123,3 +123,63 @@ def test_checkpointed_and_scanned(rng, implementation):
     with jax.set_mesh(on):
         got = loss(op("OI", implementation))(*placed)
     check(got, [float64(a) for a in loss(plain)(*arrays)], BOUND)
+
+
+VMAPS = {
+    # axes of x, w_gate, w_up, w_down that are mapped; the mesh axis that divides the mapped one
+    "x": ((0, None, None, None), None),
+    "x divided": ((0, None, None, None), "ep"),
+    "weights": ((None, 0, 0, 0), None),
+    "experts": ((0, 0, 0, 0), None),
+    "experts divided": ((0, 0, 0, 0), "ep"),
+}
+
+
+@pytest.mark.parametrize("in_axes, divided", VMAPS.values(), ids=VMAPS.keys())
+def test_vmap(rng, implementation, in_axes, divided):
+    on = mesh(AxisType.Explicit, ep=2, dp=2, tp=2)
+    one = problem(rng, (ROWS,), WIDTH, HIDDEN)
+    mapped = [axis is not None for axis in in_axes]
+    arrays = [jnp.stack([a, 0.5 * a]) if m else a for a, m in zip(one, mapped, strict=True)]
+    specs = (P("dp"), P("tp"), P("tp"), P(None, "tp"))
+    specs = [P(divided, *s) if m else s for s, m in zip(specs, mapped, strict=True)]
+    placed = place(arrays, [NamedSharding(on, s) for s in specs])
+
+    def gradients(f):
+        return jax.jit(jax.grad(lambda *a: (jax.vmap(f, in_axes)(*a) ** 2).mean(), (0, 1, 2, 3)))
+
+    with jax.set_mesh(on):
+        got = gradients(op("OI", implementation))(*placed)
+    check(got, [float64(a) for a in gradients(plain)(*arrays)], BOUND)
+
+
+@pytest.mark.parametrize("plan", ["dp", "tp", "dp x tp"])
+@pytest.mark.parametrize("mode", ["reverse", "forward"], ids=lambda m: f"{m} over reverse")
+def test_second_derivatives(rng, implementation, mode, plan):
+    on, arrays, placed = _placed(rng, plan, "OI")
+
+    def second(f):
+        first = jax.grad(lambda *a: (f(*a) ** 2).mean(), (0, 1, 2, 3))
+        if mode == "forward":
+            return jax.jit(lambda *a: jax.jvp(first, a, a)[1])
+        return jax.jit(jax.grad(lambda *a: sum((g**2).sum() for g in first(*a)), (0, 1, 2, 3)))
+
+    with jax.set_mesh(on):
+        got = second(op("OI", implementation))(*placed)
+    check(got, [float64(a) for a in second(plain)(*arrays)], 3 * BOUND)
+
+
+@pytest.mark.parametrize("kinds", ["explicit, automatic", "automatic, explicit"])
+def test_meshes_of_both_kinds_of_axes(rng, implementation, kinds):
+    types = [AxisType.Explicit if k == "explicit" else AxisType.Auto for k in kinds.split(", ")]
+    on = jax.make_mesh((2, 2), ("dp", "tp"), tuple(types), devices=jax.devices("cpu")[:4])
+    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
+    specs = (P("dp"), P("tp"), P("tp"), P(None, "tp"))
+    placed = place(arrays, [NamedSharding(on, s) for s in specs])
+
+    def gradients(f):
+        return jax.jit(jax.grad(lambda *a: (f(*a) ** 2).mean(), (0, 1, 2, 3)))
+
+    with jax.set_mesh(on):
+        got = gradients(op("OI", implementation))(*placed)
+    check(got, [float64(a) for a in gradients(plain)(*arrays)], BOUND)

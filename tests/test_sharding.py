@@ -173,6 +173,25 @@ def test_experts_of_their_own_on_each_device(rng, fused_cpu):
     assert {kind for kind, _ in collectives(step.as_text())} <= {"all-reduce"}
 
 
+@pytest.mark.parametrize("implementation", ["xla", "fused"])
+def test_one_x_for_weights_of_their_own(rng, fused_cpu, implementation):
+    """vmap over weights alone is one wider call of each device's own columns: none travel."""
+    on = mesh(dp=4, tp=2)
+    x, *weights = problem(rng, (ROWS,), WIDTH, HIDDEN)
+    arrays = (x, *(jnp.stack([w, 0.5 * w, -w]) for w in weights))
+    specs = (P("dp"), P(None, "tp"), P(None, "tp"), P(None, None, "tp"))
+    placed = place(arrays, [NamedSharding(on, s) for s in specs])
+    f = jax.vmap(op("OI", implementation), (None, 0, 0, 0))
+    step = jax.jit(training_step(f)).lower(*placed).compile()
+    got = step(*placed)
+    want = jax.jit(training_step(jax.vmap(plain, (None, 0, 0, 0))))(*arrays)
+    check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
+    assert {kind for kind, _ in collectives(step.as_text())} == {"all-reduce"}
+    calls = {c.sizes for c in fused_cpu.take_calls(got) if c.stage == "gate_up"}
+    wide = {(ROWS // 4, WIDTH, 3 * HIDDEN // 2)}
+    assert calls == (wide if implementation == "fused" else set())
+
+
 @pytest.mark.parametrize("implementation", [None, "fused"])
 def test_a_route_may_decline_the_local_shape(rng, fused_cpu, implementation):
     fused_cpu.decline = lambda call: "too narrow" if call.i < HIDDEN else None

@@ -1,8 +1,8 @@
-"""vmap over a stage: one more leading axis, more columns, or an axis over weights.
+"""vmap over a stage: one more leading axis, or an axis over weights.
 
-Neither of the first two is new to a kernel: more rows, or a wider weight, in one call. Weights
-that differ from call to call stay one equation with ``StageParams.batched``, so that its lowering
-decides: a batched GEMM where XLA serves, a loop of fused calls where a kernel does.
+The first is nothing new to a kernel: more rows in one call. Weights that differ from call to call
+stay one equation with ``StageParams.batched``, so that its lowering decides, for the shapes that
+one device sees: a batched GEMM where XLA serves, else one wider call or a loop of fused calls.
 """
 
 import dataclasses
@@ -37,11 +37,9 @@ def _rule(
         ]
         results = stage.primitive.bind(*moved, params=params)
         axis = int(bool(params.batched))
-    elif _more_columns(params, mapped, has_rows):
-        results, axis = _fold(stage, operands, dims, params)
     else:
         results, axis = _over_weights(stage, operands, dims, params)
-    return results, [axis if axis >= 0 else r.ndim + axis for r in results]
+    return results, [axis] * len(results)
 
 
 def _in_front(a: jax.Array, dim: int | None, size: int) -> jax.Array:
@@ -52,25 +50,6 @@ def _in_front(a: jax.Array, dim: int | None, size: int) -> jax.Array:
 
 def _size(operands: Sequence[Any], dims: Sequence[int | None]) -> int:
     return next(a.shape[d] for a, d in zip(operands, dims, strict=True) if d is not None)
-
-
-def _more_columns(params: StageParams, mapped: list[bool], has_rows: list[bool]) -> bool:
-    """Whether only the forward's weights are mapped, and folding them into one copies nothing."""
-    only_weights = not any(m and r for m, r in zip(mapped, has_rows, strict=True))
-    one_row_operand = sum(has_rows) == 1
-    return only_weights and one_row_operand and params.weight_layout == "OI" and not params.batched
-
-
-def _fold(
-    stage: Stage, operands: Sequence[Any], dims: Sequence[int | None], params: StageParams
-) -> tuple[list[jax.Array], int]:
-    """A batch of weights [size, I, H] as one weight [size * I, H]."""
-    size = _size(operands, dims)
-    x, *weights = operands
-    stacked = [_in_front(w, d, size) for w, d in zip(weights, dims[1:], strict=True)]
-    wide = [w.reshape(-1, w.shape[-1]) for w in stacked]
-    results = stage.primitive.bind(x, *wide, params=params)
-    return [r.reshape(*r.shape[:-1], size, -1) for r in results], -2
 
 
 def _over_weights(

@@ -1,10 +1,13 @@
 """A stage at one local shape as a function of arrays: fused calls, or its XLA form."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -31,12 +34,40 @@ def program(
     if params.batched and not stage.keeps_rows:
         # One small result for each element: a batched GEMM, not a loop of kernels.
         return functools.partial(stage.evaluate, params=params), False
-    choice = _routes.choose(stage.call(avals, params), params.implementation)
+    wide = _is_one_wider_call(stage, params)
+    asked = replace(params, batched=()) if wide else params
+    avals = [_widened(a, b) for a, b in zip(avals, params.batched, strict=True)] if wide else avals
+    choice = _routes.choose(stage.call(avals, asked), params.implementation)
     if choice.candidate is None:
         return functools.partial(stage.evaluate, params=params), False
     if platform == "cuda":
         _native.register()
-    return functools.partial(_fused, stage, choice.candidate, params), True
+    run = _wide if wide else _fused
+    return functools.partial(run, stage, choice.candidate, params), True
+
+
+def _is_one_wider_call(stage: Stage, params: StageParams) -> bool:
+    """Whether one x meets several weights that lie behind each other in memory as one would."""
+    has_rows = ["l" in names for names in stage.operand_letters(params)]
+    one_x = sum(has_rows) == 1 and params.batched == tuple(not rows for rows in has_rows)
+    return one_x and params.weight_layout == "OI"
+
+
+def _widened(aval: Any, batched: bool) -> Any:
+    """The shape of weights [E, I, H] as one weight [E * I, H]."""
+    if not batched:
+        return aval
+    *columns, width = aval.shape
+    return jax.ShapeDtypeStruct((math.prod(columns), width), aval.dtype)
+
+
+def _wide(
+    stage: Stage, candidate: Candidate, params: StageParams, *operands: jax.Array
+) -> Sequence[jax.Array]:
+    count, hidden = next(a.shape[:2] for a, b in zip(operands, params.batched, strict=True) if b)
+    one = [a.reshape(_widened(a, b).shape) for a, b in zip(operands, params.batched, strict=True)]
+    results = _call(stage, candidate, replace(params, batched=()), one)
+    return [jnp.moveaxis(r.reshape(*r.shape[:-1], count, hidden), -2, 0) for r in results]
 
 
 def _fused(
