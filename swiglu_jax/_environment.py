@@ -24,6 +24,8 @@ PACKAGES = (
 _TYPICAL = {
     "gate_up": ("h", "gate", "up"),
     "down_dswiglu": ("dgate", "dup", "h"),
+    "input_gradient": ("x",),
+    "weight_gradients": ("w_gate", "w_up", "w_down"),
 }
 """The stages of a full training step, at a width that every kernel takes."""
 
@@ -91,11 +93,16 @@ def format_report(report: dict[str, Any], kernels: bool = False) -> str:
     lines.append("devices: " + ", ".join(report["devices"]))
     lines.append("settings: " + ", ".join(f"{k}={v}" for k, v in report["settings"].items()))
     lines.append(f"routes of a bf16 training step on {report['target']}:")
+    before: list[str] = []
     for stage, routes in report["stages"].items():
         lines.append(f"  {stage}")
         for route, names in routes["serving"].items():
             lines += [f"    {route:<9} {name}" for name in names]
-        lines += [f"    {line}" for line in decline_lines(routes["declined"], routes["advice"])]
+        declines = decline_lines(routes["declined"], routes["advice"])
+        lines += [f"    {line}" for line in declines if declines != before]
+        if declines and declines == before:
+            lines.append("    declined as above")
+        before = declines
     compilers = ", ".join(f"{k} {v}" for k, v in report["kernels_compiled_with"].items())
     lines.append(f"exported kernels: {len(report['kernels'])}, compiled with {compilers or '-'}")
     lines += _each(report["kernels"]) if kernels else _counted(report["kernels"])

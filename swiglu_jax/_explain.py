@@ -16,7 +16,7 @@ from swiglu_jax._candidate import Choice
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
 from swiglu_jax._residuals import ARGUMENTS, residual_plan
-from swiglu_jax._stages import STAGES, StageParams
+from swiglu_jax._stages import STAGES, StageParams, stage_named
 from swiglu_jax._target import CPU, parse_target
 
 
@@ -33,6 +33,9 @@ class StageReport:
     """Route to the reason why it does not serve this call."""
     advice: dict[str, str]
     """For each of those routes, what to do about it."""
+
+
+_TITLES = {"input_gradient": "dx", "weight_gradients": "dw"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Explanation:
     target: str
     forward: StageReport
     backward: StageReport
+    gradients: dict[str, StageReport]
+    """The products that give the gradients: "input_gradient" (x's), "weight_gradients"."""
     residuals: tuple[Residual, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,10 +66,19 @@ class Explanation:
     def __str__(self) -> str:
         """A table for people."""
         lines = [f"swiglu_mlp on {self.target}"]
-        for title, stage in (("forward", self.forward), ("backward", self.backward)):
+        before: list[str] = []
+        for title, stage in (
+            ("forward", self.forward),
+            ("backward", self.backward),
+            *((_TITLES[name], stage) for name, stage in self.gradients.items()),
+        ):
             asked = ", ".join(stage.outputs) or "no fused stage"
             lines.append(f"  {title:<9} {stage.route:<9} {stage.kernel}  ({asked})")
-            lines += [f"    {line}" for line in decline_lines(stage.declined, stage.advice)]
+            declines = decline_lines(stage.declined, stage.advice)
+            lines += [f"    {line}" for line in declines if declines != before]
+            if declines and declines == before:
+                lines.append("    declined as above")
+            before = declines
         lines.append("  kept for the backward pass")
         for r in self.residuals:
             shape = ", ".join(map(str, r.shape))
@@ -114,10 +128,11 @@ def explain(
 
     def report(stage: str, outputs: tuple[str, ...], operands: tuple[Any, ...]) -> StageReport:
         params = StageParams(outputs, weight_layout, implementation)
-        call = STAGES[stage].call(STAGES[stage].used(operands, params), params)
+        asked = stage_named(stage)
+        call = asked.call(asked.used(operands, params), params)
         if target == CPU:
             choice = Choice(None, _routes.no_gpu((CPU,)))
-            if implementation == "fused":
+            if implementation == "fused" and stage in STAGES:
                 raise _routes.not_served(call, choice.declined)
         else:
             choice = _routes.choose(call, implementation, target)
@@ -129,14 +144,21 @@ def explain(
     if plan.backward:
         backward = report("down_dswiglu", plan.backward, (x, w_down, inner, inner))
     else:
-        work = "the weight gradient's GEMM" if "w_down" in wrt else "no backward pass"
+        work = "nothing but dw" if "w_down" in wrt else "no backward pass"
         backward = StageReport((), "xla", work, {}, {})
+    gradients: dict[str, StageReport] = {}
+    if "x" in wrt:
+        operands = (inner, inner, w_gate, w_up)
+        gradients["input_gradient"] = report("input_gradient", ("x",), operands)
+    if weights := tuple(name for name in ARGUMENTS[1:] if name in wrt):
+        operands = (x, inner, inner, inner, x)
+        gradients["weight_gradients"] = report("weight_gradients", weights, operands)
     shapes = {name: inner.shape for name in ("h", "gate", "up")} | {"x": tuple(x.shape)}
     residuals = tuple(
         Residual(n, shapes[n], str(x.dtype), math.prod(shapes[n]) * np.dtype(x.dtype).itemsize)
         for n in plan.kept
     )
-    return Explanation(target, forward, backward, residuals)
+    return Explanation(target, forward, backward, gradients, residuals)
 
 
 def _asked_target(target: str | None) -> str:

@@ -62,6 +62,26 @@ def test_the_stages_are_those_of_the_residual_table(wrt):
     assert e.backward.outputs == plan.backward
 
 
+@pytest.mark.parametrize(
+    ("wrt", "products"),
+    [
+        ((), {}),
+        (("x",), {"input_gradient": ("x",)}),
+        (("w_up",), {"weight_gradients": ("w_up",)}),
+        (("w_down", "x"), {"input_gradient": ("x",), "weight_gradients": ("w_down",)}),
+    ],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_gradients_products_are_those_asked(wrt, products, layout):
+    for target in ("cpu", "sm_90a", "sm_100a"):
+        e = explain(*_shapes(layout=layout), weight_layout=layout, wrt=wrt, target=target)
+        assert {name: stage.outputs for name, stage in e.gradients.items()} == products
+    fused = explain(*_shapes(layout=layout), weight_layout=layout, wrt=wrt, target="sm_100a",
+                    implementation="fused")  # fmt: skip
+    for stage in fused.gradients.values():
+        assert stage.route == "xla"  # "fused" is about the two fused stages
+
+
 def test_the_table_names_stages_residuals_and_bytes():
     text = str(explain(*_shapes(), target="cpu"))
     size = 4 * 512 * 4096 * 2
@@ -140,7 +160,7 @@ def test_every_decline_says_what_to_do(name, monkeypatch):
     prepare, shapes, options, todo = DECLINES[name]
     prepare(monkeypatch)
     explained = explain(*_shapes(**shapes), **{"target": "sm_90a"} | options)
-    for stage in (explained.forward, explained.backward):
+    for stage in (explained.forward, explained.backward, *explained.gradients.values()):
         assert set(stage.advice) == set(stage.declined)
         assert all(stage.advice.values())
     assert todo in str(explained)
@@ -173,14 +193,15 @@ def test_the_environment_report_is_json_and_text():
     report = json.loads(_run(["-m", "swiglu_jax", "--json"]).stdout)
     assert report["target"] == "cpu"
     assert report["packages"]["jax"] == jax.__version__
-    assert set(report["stages"]) == {"gate_up", "down_dswiglu"}
+    stages = {"gate_up", "down_dswiglu", "input_gradient", "weight_gradients"}
+    assert set(report["stages"]) == stages
     for stage in report["stages"].values():
         assert set(stage["advice"]) == set(stage["declined"]) == {"exported", "cudnn"}
     text = _run(["-m", "swiglu_jax"]).stdout
     assert "routes of a bf16 training step on cpu" in text
     assert "not exported, cudnn" in text
     assert "to do: " in text
-    assert len(text.splitlines()) < 40  # a person's: no line for each kernel
+    assert len(text.splitlines()) < 50  # a person's: no line for each kernel
 
 
 def test_the_environment_report_lists_the_kernels_when_asked():

@@ -62,5 +62,5 @@ def test_fused_says_why_it_cannot_run_on_a_cpu(tmp_path):
 def test_fused_on_a_gpu(tmp_path):
     summary, _ = summary_of(tmp_path, "--steps", "60", "--implementation", "fused", platform="cuda")
     assert "xla" not in summary["route"].values()
-    assert len(summary["custom_calls"]) == 2
+    assert len(summary["custom_calls"]) >= 2  # and those of the gradients' products, if faster
     assert summary["losses"][-1] < summary["losses"][0] - 1.0
