@@ -64,8 +64,8 @@ def _from_the_facts(route: str, reason: str, call: StageCall, target: str) -> st
         return "give the sizes as numbers where the fused kernel is wanted"
     if 0 in (call.m, call.h, call.i):
         return "nothing; an empty product costs nothing"
-    padded = ", ".join(_paddings(route, call, target))
-    if padded:
+    if "not a multiple" in reason:
+        padded = ", ".join(_paddings(route, call, target))
         return f"{padded} with zeros, and slice the result if H grew"
     if route == "exported" and not _manifest.installed().kernels:
         return "install with the kernels: `make build` in a checkout, or a wheel for Linux x86-64"

@@ -166,6 +166,12 @@ def test_every_decline_says_what_to_do(name, monkeypatch):
     assert todo in str(explained)
 
 
+def test_no_padding_is_advised_where_none_would_help():
+    e = explain(*_shapes(width=1001), target="sm_100a")
+    for stage in e.gradients.values():
+        assert "nothing; another route" in stage.advice["cudnn"]
+
+
 def test_padding_as_advised_lets_the_route_serve():
     odd = StageCall("down_dswiglu", ("dgate", "dup", "h"), "OI", "bfloat16", m=64, h=100, i=260)
     for target in ("sm_90a", "sm_100a"):
