@@ -149,6 +149,14 @@ def left_to_partitioner(ctx: Any) -> bool:
     return context.num_devices > 1
 
 
+def device_count(ctx: Any) -> int:
+    """How many devices the program that is being lowered is for."""
+    context = ctx.module_context.axis_context
+    if isinstance(context, sharding_impls.SPMDAxisContext):
+        return context.mesh.size
+    return context.num_devices
+
+
 def lower_partitioned_call(
     ctx: Any,
     target: str,

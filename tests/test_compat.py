@@ -156,8 +156,11 @@ def test_where_programs_are_left_to_the_partitioner():
     probe = core.Primitive("probe")
     probe.def_abstract_eval(lambda x: x)
 
+    counts = []
+
     def lower(ctx, x):
         seen.append(_compat.left_to_partitioner(ctx))
+        counts.append(_compat.device_count(ctx))
         return [x]
 
     mlir.register_lowering(probe, lower)
@@ -183,6 +186,7 @@ def test_where_programs_are_left_to_the_partitioner():
         check_vma=False,
     )
     assert left(partly, in_shardings=sharded) is True
+    assert counts == [1, 4, 4, 4]
 
 
 def test_a_clean_thread_sees_no_context_and_hands_back_errors():

@@ -50,7 +50,9 @@ def test_training_step(rng, fused_cpu, plan, layout):
     devices = on[0].mesh.size
     assert [c.stage for c in calls] == ["down_dswiglu"] * devices + ["gate_up"] * devices
     assert {c.sizes for c in calls} == {_local(plan)}
-    assert {(c.m, c.h, c.i) for c in fused_cpu.asked} == {_local(plan)}
+    # Routes are asked about the whole when the program is lowered: is there any hope of fusing?
+    asked = {(c.m, c.h, c.i) for c in fused_cpu.asked}
+    assert asked == {_local(plan), (ROWS, WIDTH, HIDDEN)}
 
     made = collectives(ours.as_text())
     assert made == collectives(theirs.as_text())
@@ -204,6 +206,34 @@ def test_a_route_may_decline_the_local_shape(rng, fused_cpu, implementation):
         got, want = f(*arrays), jax.jit(training_step(plain))(*arrays)
         check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
         assert fused_cpu.take_calls(got) == []
+
+
+def test_where_no_share_could_fuse_xla_divides_its_own_form(rng, fused_cpu):
+    """H divided over devices: XLA sums parts of products; a fused call would need x whole."""
+    fused_cpu.decline = lambda call: "the library is missing"
+    on = mesh(tp=4)
+    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
+    specs = [NamedSharding(on, s) for s in (P(None, "tp"), P(None, "tp"), P(None, "tp"), P("tp"))]
+    placed = place(arrays, specs)
+
+    def compiled(f):
+        return jax.jit(f, out_shardings=specs[0]).lower(*placed).compile()
+
+    ours, theirs = compiled(op("OI", None)), compiled(plain)
+    assert collectives(ours.as_text()) == collectives(theirs.as_text())
+    check([ours(*placed)], [float64(theirs(*placed))], BOUND)
+    with pytest.raises(NotImplementedError, match="test: the library is missing"):
+        jax.jit(op()).lower(*placed)
+
+
+def test_a_kernel_for_a_share_alone_is_found(rng, fused_cpu):
+    """As one that is tied to a hidden width: the whole call has none, each device's has."""
+    fused_cpu.decline = lambda call: "too wide" if call.i > HIDDEN // 2 else None
+    arrays, on = _plan(rng, "dp x tp")
+    got = jax.jit(training_step(op()), in_shardings=tuple(on))(*arrays)
+    want = jax.jit(training_step(plain))(*arrays)
+    check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
+    assert {c.sizes for c in fused_cpu.take_calls(got)} == {_local("dp x tp")}
 
 
 def test_declines_that_no_shape_changes_are_raised_when_lowering(rng, fused_cpu):

@@ -52,7 +52,7 @@ def lower_fused(stage: Stage, ctx: Any, *operands: Any, params: StageParams, pla
     by the partitioner's callback where XLA still has to divide the program among devices.
     """
     if params.implementation != "xla" and left_to_partitioner(ctx):
-        if _partitioning.can_partition(stage, ctx.avals_in, params):
+        if _partitioning.can_partition(stage, ctx, params):
             return _partitioning.lower(stage, ctx, operands, params, platform)
         return _xla_form(stage, ctx, operands, params)
     run, fused = program(stage, ctx.avals_in, params, platform)

@@ -14,16 +14,19 @@ as it does for plain JAX.
 
 import dataclasses
 import functools
+import itertools
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from swiglu_jax import _compat, _routes
 from swiglu_jax._artifacts import digest_of_artifacts
+from swiglu_jax._candidate import StageCall
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
 from swiglu_jax._stages._params import StageParams
-from swiglu_jax._stages._program import program
+from swiglu_jax._stages._program import asked_call, program
 from swiglu_jax._stages._stage import Stage
 from swiglu_jax._target import CPU
 from swiglu_jax._version import __version__
@@ -38,30 +41,48 @@ def _target(stage: Stage) -> str:
     return f"swiglu_jax_{stage.name}_partitioned"
 
 
-def can_partition(stage: Stage, avals: Sequence[Any], params: StageParams) -> bool:
+def can_partition(stage: Stage, ctx: Any, params: StageParams) -> bool:
     """Whether the call's sharding is left to this partitioner; XLA divides its own form else.
+
+    It is where a fused candidate serves some share of the call that a device can get. The
+    partitioner asks again once the share is known, but by then H is whole on each device, which
+    XLA need not have made it for a form of its own.
 
     Raises:
         NotImplementedError: implementation="fused", where no device could run a fused kernel.
     """
     if not stage.divisible:
         return False
-    call = stage.call(avals, params)
-    if call.dtype not in _routes.FUSED_DTYPES or lowering_target() in (None, CPU):
-        # No local shape could change that: XLA's form now, as on one device.
+    call = asked_call(stage, ctx.avals_in, params)
+    static = all(isinstance(size, int) for aval in ctx.avals_in for size in aval.shape)
+    target = lowering_target()
+    if target in (None, CPU):
+        # As on one device, where this raises for "fused".
         _routes.choose(call, params.implementation)
         return False
-    static = all(isinstance(size, int) for aval in avals for size in aval.shape)
-    if not static or not _compat.shardy_partitions():
-        reason = (
-            "programs for several devices fuse with static shapes only; these are symbolic"
-            if _compat.shardy_partitions()
-            else "programs for several devices need JAX's Shardy partitioner, which is off"
-        )
-        if params.implementation == "fused":
-            raise _routes.not_served(call, dict.fromkeys(_routes.PROVIDERS, reason))
-        return False
-    return True
+    if not _compat.shardy_partitions():
+        reason = "programs for several devices need JAX's Shardy partitioner, which is off"
+        declined = dict.fromkeys(_routes.PROVIDERS, reason)
+    elif not static:
+        reason = "programs for several devices fuse with static shapes only; these are symbolic"
+        declined = dict.fromkeys(_routes.PROVIDERS, reason)
+    else:
+        found, declined = _routes.candidates(call, target)
+        devices = _compat.device_count(ctx)
+        if found or any(_routes.candidates(c, target)[0] for c in _shares(call, devices)):
+            return True
+    if params.implementation == "fused":
+        raise _routes.not_served(call, declined)
+    return False
+
+
+def _shares(call: StageCall, devices: int) -> Iterator[StageCall]:
+    """The calls that one of several devices may get: rows and columns over a few of them each."""
+    assert call.m is not None and call.i is not None
+    parts = [k for k in range(1, devices + 1) if devices % k == 0]
+    for rows, columns in itertools.product(parts, parts):
+        m, i = math.ceil(call.m / rows), math.ceil(call.i / columns)
+        yield dataclasses.replace(call, m=m, i=i)
 
 
 def _dimensions(stage: Stage, params: StageParams, rank: int) -> tuple[list[list[str]], list[str]]:

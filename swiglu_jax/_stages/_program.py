@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from swiglu_jax import _native, _routes
-from swiglu_jax._candidate import Candidate
+from swiglu_jax._candidate import Candidate, StageCall
 from swiglu_jax._stages._params import StageParams
 from swiglu_jax._stages._stage import Stage
 
@@ -34,16 +34,21 @@ def program(
     if params.batched and not stage.keeps_rows:
         # One small result for each element: a batched GEMM, not a loop of kernels.
         return functools.partial(stage.evaluate, params=params), False
-    wide = _is_one_wider_call(stage, params)
-    asked = replace(params, batched=()) if wide else params
-    avals = [_widened(a, b) for a, b in zip(avals, params.batched, strict=True)] if wide else avals
-    choice = _routes.choose(stage.call(avals, asked), params.implementation)
+    choice = _routes.choose(asked_call(stage, avals, params), params.implementation)
     if choice.candidate is None:
         return functools.partial(stage.evaluate, params=params), False
     if platform == "cuda":
         _native.register()
-    run = _wide if wide else _fused
+    run = _wide if _is_one_wider_call(stage, params) else _fused
     return functools.partial(run, stage, choice.candidate, params), True
+
+
+def asked_call(stage: Stage, avals: Sequence[Any], params: StageParams) -> StageCall:
+    """What the routes are asked to serve: the call, or one of the calls, that a stage makes."""
+    if _is_one_wider_call(stage, params):
+        avals = [_widened(a, b) for a, b in zip(avals, params.batched, strict=True)]
+        params = replace(params, batched=())
+    return stage.call(avals, params)
 
 
 def _is_one_wider_call(stage: Stage, params: StageParams) -> bool:
