@@ -6,9 +6,12 @@ PYTHON := $(VENV)/bin/python
 CONSTRAINTS ?= .ci/constraints.txt
 # Extras of the package to install: on a machine with an NVIDIA driver, JAX for its GPUs too.
 comma := ,
-EXTRAS ?= dev$(if $(shell command -v nvidia-smi),$(comma)cuda13)
+GPU_EXTRAS := $(if $(shell command -v nvidia-smi),$(comma)cuda13)
+EXTRAS ?= dev$(GPU_EXTRAS)
 TEST_PROCESSES ?= 2
 STAMP := $(VENV)/.setup-$(EXTRAS)
+# The demo takes what is there, or else the little that it needs.
+DEMO_STAMP := $(firstword $(wildcard $(STAMP)) $(VENV)/.setup-demo$(GPU_EXTRAS))
 
 .PHONY: help setup demo test lint format docs
 help:
@@ -22,11 +25,11 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml $(CONSTRAINTS)
-	.ci/setup '$(BASE_PYTHON)' '$(VENV)' '$(CONSTRAINTS)' '$(EXTRAS)'
+$(VENV)/.setup-%: pyproject.toml $(CONSTRAINTS)
+	.ci/setup '$(BASE_PYTHON)' '$(VENV)' '$(CONSTRAINTS)' '$*'
 	@touch $@
 
-demo: setup
+demo: $(DEMO_STAMP)
 	$(PYTHON) examples/train_lm.py $(DEMO_ARGS)
 
 test: setup
