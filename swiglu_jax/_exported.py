@@ -126,9 +126,10 @@ def _ordered(found: list[KernelVariant], call: StageCall) -> list[KernelVariant]
 
 
 def _ordered_for_sm90(found: list[KernelVariant], call: StageCall) -> list[KernelVariant]:
-    assert call.h is not None
+    assert call.h is not None and call.i is not None
     many = 1 << 16  # a symbolic M: what serves a large one is merely slow at a small one
-    tiles = sm90.preferred_tiles(call.stage, many if call.m is None else call.m, call.h)
+    m = many if call.m is None else call.m
+    tiles = sm90.preferred_tiles(call.stage, m, call.h, call.i)
     return sorted(found, key=lambda variant: tiles.index(sm90.label_of(variant)))
 
 

@@ -7,7 +7,7 @@ from swiglu_jax import _tuning
 from swiglu_jax._candidate import FUSED_STAGES, Candidate, Choice, Declined, StageCall
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
-from swiglu_jax._providers import PROVIDERS, preference, provider
+from swiglu_jax._providers import PROVIDERS, SUPERSEDED, preference, provider
 from swiglu_jax._target import CPU
 
 logger = logging.getLogger("swiglu_jax")
@@ -38,6 +38,8 @@ def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str,
                     f"fused kernels take {' or '.join(FUSED_DTYPES)}; the arguments are "
                     f"{call.dtype}"
                 )
+            if route == "cudnn" and found and target in SUPERSEDED:
+                raise Declined(SUPERSEDED[target])
             if 0 in (call.m, call.h, call.i):
                 raise Declined(f"nothing to compute: M={call.m}, H={call.h}, I={call.i}")
             found += provider(route).candidates(call, target)

@@ -114,7 +114,7 @@ def _without_cudnn(monkeypatch):
     def version(function):
         raise RuntimeError("cuDNN can't be opened: libcudnn.so.9: no such file")
 
-    monkeypatch.setattr(_cudnn, "local_gpu_target", lambda: "sm_90a")
+    monkeypatch.setattr(_cudnn, "local_gpu_target", lambda: "sm_100a")
     monkeypatch.setattr(_native, "call_json", version)
 
 
@@ -137,7 +137,8 @@ DECLINES = {
     "odd H": (_PLAIN[0], {"width": 1001}, {}, "pad H=1001 to 1008"),
     "odd I": (_PLAIN[0], {"hidden": 4090}, {}, "pad I=4090 to 4096"),
     "no library": (_without_the_library, {}, {}, "make build"),
-    "no cuDNN": (_without_cudnn, {}, {}, "swiglu-jax[cuda13]"),
+    "no cuDNN": (_without_cudnn, {}, {"target": "sm_100a"}, "swiglu-jax[cuda13]"),
+    "superseded": (*_PLAIN, "nothing; another route"),
     "two-step backward": (
         lambda m: _changed(m, frost_backward=False), {}, {}, "unset SWIGLU_JAX_FROST_BWD",
     ),
@@ -146,7 +147,8 @@ DECLINES = {
     ),
     "the table": (_in_the_table, {}, {}, "nothing; XLA was faster where"),
     "slower": (
-        lambda m: _measured(m, {"exported": 90, "cudnn": 95}), {}, {}, "nothing; the faster one",
+        lambda m: _measured(m, {"exported": 90, "cudnn": 95}),
+        {}, {"target": "sm_100a"}, "nothing; the faster one",
     ),
     "a trial that failed": (
         lambda m: _measured(m, {"exported": 120}, {"cuDNN graph": "CUDNN_STATUS"}),
@@ -174,8 +176,8 @@ def test_no_padding_is_advised_where_none_would_help():
 
 def test_padding_as_advised_lets_the_route_serve():
     odd = StageCall("down_dswiglu", ("dgate", "dup", "h"), "OI", "bfloat16", m=64, h=100, i=260)
-    for target in ("sm_90a", "sm_100a"):
-        for route in ("exported", "cudnn"):
+    for target, routes in (("sm_90a", ["exported"]), ("sm_100a", ["exported", "cudnn"])):
+        for route in routes:
             _, declined = _routes.candidates(odd, target)
             text = advice(route, declined[route], odd, target)
             sizes = re.findall(r"pad ([HI])=\d+ to (\d+)", text)

@@ -14,6 +14,7 @@ from support import float64
 from swiglu_jax import _config, _routes, _table, _timing, _tuning, _tuning_cache
 from swiglu_jax._candidate import Candidate, Declined, StageCall
 from swiglu_jax._measurement import Measurement
+from swiglu_jax._stages import GRADIENT_STAGES, STAGES, stage_named
 
 CALL = StageCall("gate_up", ("h",), "OI", "bfloat16", m=256, h=64, i=128)
 TARGET = "sm_90a"
@@ -234,7 +235,8 @@ def test_the_table_prefers_a_kernel_only_by_a_margin(on_gpu, monkeypatch):
 def test_shipped_tables_are_sound():
     for target in ("sm_90a", "sm_100a"):
         for row in _table.rows(target):
-            assert row.call.stage in ("gate_up", "down_dswiglu")
+            assert row.call.stage in STAGES | GRADIENT_STAGES
+            assert set(row.call.outputs) <= set(stage_named(row.call.stage).outputs)
             assert row.xla_us > 0
             assert all(us > 0 and math.isfinite(us) for us in row.kernels.values())
 
@@ -254,6 +256,7 @@ def test_routes_report_what_the_tuner_decided(on_gpu, monkeypatch):
 
     modules = {"exported": Exported, "cudnn": Cudnn}
     monkeypatch.setattr(_routes, "provider", lambda route: modules[route])
+    monkeypatch.setattr(_routes, "SUPERSEDED", {})
     choice = _routes.choose(CALL, None, TARGET)
     assert choice.candidate == A
     assert choice.declined == {"cudnn": "cuDNN is not installed"}

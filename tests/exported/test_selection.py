@@ -57,14 +57,30 @@ def test_the_rule_of_sm90(stage: str, m: int | None, h: int, first: str) -> None
     assert len({candidate.kernel for candidate in found}) == len(found) > 3
 
 
-@pytest.mark.parametrize(("target", "route"), [("sm_100a", "cudnn"), ("sm_90a", "exported")])
-def test_unmeasured_forward(target: str, route: str) -> None:
+def test_unmeasured_forward() -> None:
     """NVIDIA's op runs the forward as a cuDNN graph on a B200, and its backward exported."""
-    for stage, expected in (("gate_up", route), ("down_dswiglu", "exported")):
-        found, declined = _routes.candidates(call(stage), target)
+    for stage, expected in (("gate_up", "cudnn"), ("down_dswiglu", "exported")):
+        found, declined = _routes.candidates(call(stage), B200)
         assert not declined
         assert found[0].route == expected
         assert {candidate.route for candidate in found} == {"cudnn", "exported"}
+
+
+@pytest.mark.parametrize("stage", ["gate_up", "down_dswiglu"])
+def test_cudnn_on_hopper_is_for_what_no_kernel_serves(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, declined = _routes.candidates(call(stage), "sm_90a")
+    assert {candidate.route for candidate in found} == {"exported"}
+    assert "not tried where an exported kernel serves" in declined["cudnn"]
+
+    def none(*_: object) -> None:
+        raise Declined("no kernels here")
+
+    monkeypatch.setattr(_exported, "candidates", none)
+    found, declined = _routes.candidates(call(stage), "sm_90a")
+    assert {candidate.route for candidate in found} == {"cudnn"}
+    assert set(declined) == {"exported"}
 
 
 def test_a_candidate_is_a_call_of_the_launcher() -> None:
