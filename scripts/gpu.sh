@@ -58,8 +58,10 @@ fi
 if [ "$test_args" != none ]; then
     report=$(mktemp)
     # shellcheck disable=SC2086
-    # Tuning has tests of its own; the others would spend minutes on timing shapes of no interest.
-    SWIGLU_JAX_TUNE=0 SWIGLU_JAX_REQUIRE_GPU=1 "$python" -m pytest $test_args --junitxml="$report"
+    # Tuning has tests of its own; the others would spend minutes on timing shapes of no interest,
+    # and so would XLA on every GEMM of every test.
+    XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_autotune_level=0" SWIGLU_JAX_TUNE=0 \
+        SWIGLU_JAX_REQUIRE_GPU=1 "$python" -m pytest $test_args --junitxml="$report"
     "$python" - "$report" <<'EOF'
 import sys
 import xml.etree.ElementTree as xml
