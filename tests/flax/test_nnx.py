@@ -136,6 +136,26 @@ def test_scan_and_remat(rng, remat):
     assert all(np.abs(g).min(axis=0).max() > 0 for g in jax.tree.leaves(grads))
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        jax.checkpoint_policies.save_only_these_names("swiglu_gate"),
+        jax.checkpoint_policies.save_only_these_names("swiglu_gate", "swiglu_up"),
+        jax.checkpoint_policies.dots_saveable,
+    ],
+    ids=["gate", "gate and up", "dots"],
+)
+def test_remat_with_a_policy(rng, policy):
+    ours, plain, x = pair(rng)
+
+    def remat_loss(model, x):
+        layer = nnx.remat(lambda model, x: model(x), policy=policy)
+        return jnp.sum(jnp.square(layer(model, x)))
+
+    got, want = nnx.jit(nnx.grad(remat_loss))(ours, x), nnx.jit(nnx.grad(loss))(plain, x)
+    assert_close(got, want, 1e-5)
+
+
 def test_scan_keeps_two_hidden_tensors_a_layer(rng):
     layers, tokens = 4, 64
     x = jnp.asarray(rng.standard_normal((tokens, FEATURES)), jnp.float32)
