@@ -1,4 +1,4 @@
-"""swiglu_mlp: checks, and the custom_vjp; the only file that knows about differentiation."""
+"""swiglu_mlp: checks, and how it is differentiated: the custom_vjp, or in both modes."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -12,6 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 from swiglu_jax._arguments import as_arrays, check_arrays, check_options
 from swiglu_jax._compat import default_matmul_precision, explicit_sharding, varying_axes
 from swiglu_jax._dot import contract
+from swiglu_jax._forward_mode import tangent
 from swiglu_jax._residuals import ARGUMENTS, residual_plan
 from swiglu_jax._rows_first import rows_first
 from swiglu_jax._stages import (
@@ -33,6 +34,7 @@ def swiglu_mlp(
     *,
     weight_layout: str = "OI",
     implementation: str | None = None,
+    forward_mode: bool = False,
 ) -> jax.Array:
     """SwiGLU MLP: ``(silu(x @ w_gate.T) * (x @ w_up.T)) @ w_down.T``.
 
@@ -49,6 +51,9 @@ def swiglu_mlp(
             are read in place.
         implementation: None picks the best route that serves the call (or the environment's
             SWIGLU_JAX_IMPLEMENTATION), "xla" forces XLA, "fused" forces the fused kernels.
+        forward_mode: whether ``jax.jvp``, ``jax.linearize`` and ``jax.jacfwd`` work too, which
+            JAX refuses for a custom_vjp function. Reverse mode then keeps the same tensors, but
+            its backward pass runs through XLA, whatever ``implementation`` says.
 
     Returns:
         An array of x's shape and dtype. All four arrays share one floating dtype; gradients have
@@ -64,7 +69,9 @@ def swiglu_mlp(
     check_arrays(x, w_gate, w_up, w_down, weight_layout)
     arguments = _varying_alike(as_arrays(x, w_gate, w_up, w_down))
     precision = default_matmul_precision()
-    return _operator(*arguments, options=_Options(weight_layout, implementation, precision))
+    return _operator(
+        *arguments, options=_Options(weight_layout, implementation, precision, forward_mode)
+    )
 
 
 def _varying_alike(arguments: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -86,6 +93,7 @@ class _Options:
     weight_layout: str
     implementation: str | None
     precision: str | None
+    forward_mode: bool
 
     def stage(self, outputs: tuple[str, ...]) -> StageParams:
         return StageParams(outputs, self.weight_layout, self.implementation, self.precision)
@@ -102,32 +110,70 @@ class _Shardings:
     w_down: Any
 
 
-def _down(options: _Options, h: jax.Array, w_down: jax.Array, x: jax.Array) -> jax.Array:
-    """The down projection; on meshes with explicit axes the result is laid out like ``x``."""
+def _down(options: _Options, h: jax.Array, w_down: jax.Array, sharding: Any) -> jax.Array:
+    """The down projection; on meshes with explicit axes ``sharding`` is x's, and the result's."""
     side = 0 if options.weight_layout == "IO" else 1
     with jax.named_scope("swiglu_down"):
-        return contract(
-            h, -1, w_down, side, precision=options.precision, out_sharding=explicit_sharding(x)
-        )
+        return contract(h, -1, w_down, side, precision=options.precision, out_sharding=sharding)
 
 
 def _differentiable(options: _Options) -> Any:
-    """The custom_vjp function for one set of options."""
+    """The custom_vjp function for one set of options; with forward mode, the custom_jvp one."""
 
-    @jax.custom_vjp
     def swiglu_mlp(x: Any, w_gate: Any, w_up: Any, w_down: Any) -> jax.Array:
         h = gate_up.bind(x, w_gate, w_up, params=options.stage(("h",)))["h"]
-        return _down(options, h, w_down, x)
+        return _down(options, h, w_down, explicit_sharding(x))
 
-    swiglu_mlp.defvjp(
+    if options.forward_mode:
+        in_both_modes = jax.custom_jvp(swiglu_mlp)
+        in_both_modes.defjvp(functools.partial(_jvp, options), symbolic_zeros=True)
+        return in_both_modes
+    in_reverse_mode = jax.custom_vjp(swiglu_mlp)
+    in_reverse_mode.defvjp(
         functools.partial(_forward, options),
         functools.partial(_backward, options),
         symbolic_zeros=True,
     )
-    return swiglu_mlp
+    return in_reverse_mode
 
 
 _operator = rows_first("swiglu_mlp", _differentiable)
+
+
+def _jvp(options: _Options, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    """The rule of both modes: the transpose of the tangent is reverse mode."""
+    arguments: dict[str, Any] = dict(zip(ARGUMENTS, primals, strict=True))
+    moving: dict[str, Any] = {
+        name: t
+        for name, t in zip(ARGUMENTS, tangents, strict=True)
+        if not isinstance(t, SymbolicZero)
+    }
+    plan = residual_plan(frozenset(moving))
+    x = arguments["x"]
+    down = functools.partial(_down, options, sharding=explicit_sharding(x))
+    made = _named_gate_up(options, plan.forward, arguments)
+    y = down(made["h"], arguments["w_down"])
+    if not moving:
+        return y, jnp.zeros_like(y)
+    kept = {name: (made | {"x": x})[name] for name in plan.kept}
+    of_result = functools.partial(
+        tangent,
+        weight_layout=options.weight_layout,
+        precision=options.precision,
+        down=down,
+    )
+    # Under checkpoint its transpose computes the activation's derivatives from what is kept.
+    weights = {name: arguments[name] for name in ARGUMENTS[1:]}
+    return y, jax.checkpoint(of_result)(kept, weights, moving)
+
+
+def _named_gate_up(
+    options: _Options, outputs: tuple[str, ...], arguments: dict[str, Any]
+) -> dict[str, jax.Array]:
+    """The forward stage; its results carry the names that remat policies know."""
+    operands = (arguments[name] for name in ("x", "w_gate", "w_up"))
+    made = gate_up.bind(*operands, params=options.stage(outputs))
+    return {name: checkpoint_name(a, f"swiglu_{name}") for name, a in made.items()}
 
 
 def _forward(options: _Options, *primals: Any) -> tuple[jax.Array, tuple[Any, ...]]:
@@ -145,9 +191,9 @@ def _forward(options: _Options, *primals: Any) -> tuple[jax.Array, tuple[Any, ..
     x, w_gate, w_up, w_down = (p.value for p in primals)
     plan = residual_plan(frozenset(n for n, p in zip(ARGUMENTS, perturbed, strict=True) if p))
 
-    made = gate_up.bind(x, w_gate, w_up, params=options.stage(plan.forward))
-    made = {name: checkpoint_name(a, f"swiglu_{name}") for name, a in made.items()}
-    y = _down(options, made["h"], w_down, x)
+    arguments: dict[str, Any] = dict(zip(ARGUMENTS, (x, w_gate, w_up, w_down), strict=True))
+    made = _named_gate_up(options, plan.forward, arguments)
+    y = _down(options, made["h"], w_down, explicit_sharding(x))
 
     made["x"] = checkpoint_name(x, "swiglu_x") if "x" in plan.kept else x
     kept = tuple(
