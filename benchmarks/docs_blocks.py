@@ -12,7 +12,7 @@ from benchmarks.bounds import OURS, PEERS, PLAIN, Record, Records, check, line, 
 from benchmarks.model_report import model_runs, model_text
 from benchmarks.plots import write_plots
 from benchmarks.results import ROOT, load
-from benchmarks.series import sweep_of
+from benchmarks.series import shares_of, sweep_of
 from benchmarks.shapes import HEADLINE
 from benchmarks.tables import (
     errors_table,
@@ -30,6 +30,9 @@ PLOTS = Path("docs") / "measured"
 NOT_YET = "*Not measured yet.*\n"
 LAYOUT = "OI"
 """The layout that the short tables speak of; the long ones have both."""
+
+SWEEP_POINTS = 4
+"""Numbers of tokens at which one model must have been measured for a plot over them."""
 
 _BLOCK = re.compile(r"(<!-- measured: (\S+) -->\n).*?(<!-- /measured -->)", re.S)
 
@@ -132,22 +135,26 @@ def kept(records: Records) -> str:
     return table(head, rows) if rows else ""
 
 
-def sweep(records: Records) -> str:
-    """The plot over M."""
-    if not any(sweep_of(records, measure) for measure in ("forward", "step")):
-        return ""
-    return _plot("speedup.png", "Time of plain JAX over time of this op, by number of tokens")
+def plot(records: Records) -> str:
+    """Plain JAX over this op by M where a sweep was made, or else the steps' share of GEMMs."""
+    points = [p for m in ("forward", "step") for p in sweep_of(records, m).values()]
+    if max(map(len, points), default=0) >= SWEEP_POINTS:
+        return _plot("speedup.png", "Time of plain JAX over time of this op, by number of tokens")
+    if shares_of(records):
+        return _plot("gemm_share.png", "Time of the nine GEMMs run alone over time of the step")
+    return ""
 
 
 def headline(records: Records) -> str:
     """README's tables and plot."""
-    parts = [speed(records), kept(records), sweep(records)]
+    parts = [speed(records), kept(records), plot(records)]
     return "\n".join(part for part in parts if part)
 
 
 def peers(records: Records) -> str:
-    """Every contender's step, where others were measured in turns with this op."""
-    groups = {(r["file"], r["group"]) for r in records.of("step") if r["name"].startswith(PEERS)}
+    """Every contender's step, where peers or the nine GEMMs alone took turns with this op."""
+    others = [r for r in records.of("step") if r["name"].startswith(PEERS)]
+    groups = {(r["file"], r["group"]) for r in others + records.of("gemm_sum")}
     if not groups:
         return ""
     return times_table(records, "step", lambda r: (r["file"], r["group"]) in groups)
@@ -198,5 +205,5 @@ def machines(records: Records) -> str:
 
 BLOCKS: dict[str, Callable[[Records], str]] = {
     f.__name__: f
-    for f in (headline, speed, sweep, peers, stages, memory, errors, models, bounds, machines)
+    for f in (headline, speed, plot, peers, stages, memory, errors, models, bounds, machines)
 }
