@@ -79,7 +79,7 @@ _HERE = "{plots}"
 
 
 def _plot(name: str, says: str) -> str:
-    return f"\n![{says}]({_HERE}/{name})\n"
+    return f"![{says}]({_HERE}/{name})\n"
 
 
 def _devices(records: Iterable[Record]) -> list[str]:
@@ -179,7 +179,7 @@ def models(records: Records) -> str:
     """Whole models, and their plot."""
     runs = model_runs(records)
     text = "\n".join(f"**{run.title}**\n\n" + "".join(model_text(run)) for run in runs)
-    return text and text + _plot("model.png", "Step time of the variants; kernel time by module")
+    return text and text + "\n" + _plot("model.png", "Step time of the variants; kernel time by module")
 
 
 def bounds(records: Records) -> str:
