@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from support import BOUNDS, check, float64, plain, problem
+from narrow import check_narrow
+from support import BOUNDS, LAYOUTS, check, float64, plain, problem
 
 from swiglu_jax import swiglu_mlp
 
@@ -126,6 +127,24 @@ def test_gradients(rng, implementation, program):
     got = grad(lambda *a: swiglu_mlp(*a, implementation=implementation))
     want = grad(plain)
     check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("program", ["fori", "cond", "shared checkpoint"])
+def test_narrow_dtypes(rng, fused_cpu, program, dtype, layout):
+    arrays = problem(rng, (16,), 64, 96, dtype, layout)
+
+    def gradients(f):
+        def loss(*a):
+            return PROGRAMS[program](lambda *a: f(*a).astype(a[0].dtype))(*a).astype("float32")
+
+        return jax.grad(loss, (0, 1, 2, 3))
+
+    def ours(*a):
+        return swiglu_mlp(*a, weight_layout=layout, implementation="fused")
+
+    check_narrow(gradients, ours, lambda *a: plain(*a, layout), arrays)
 
 
 @pytest.mark.parametrize("program", ["shared jit", "shared checkpoint", "cond"])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import checkpoint_policies as policies
+from narrow import check_narrow
 from support import ARGUMENTS, BOUNDS, LAYOUTS, check, float64, kept_activations, plain, problem
 
 from swiglu_jax import swiglu_mlp
@@ -40,6 +41,9 @@ POLICIES = {
         offload_dst="pinned_host",
     ),
     "offload dots": policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+    "dots or h": policies.save_from_both_policies(
+        policies.dots_saveable, policies.save_only_these_names("swiglu_h")
+    ),
 }
 
 
@@ -69,6 +73,34 @@ def test_values_and_gradients(rng, implementation, policy):
     value, gradients = got(*arrays)
     want_value, want_gradients = want(*arrays)
     check([value, *gradients], [float64(a) for a in (want_value, *want_gradients)], BOUND)
+
+
+def test_every_stock_policy_is_among_these():
+    """A new one in JAX is to be added above."""
+    stock = {n for n in dir(policies) if not n.startswith("_")}
+    assert stock - {"checkpoint_dots", "checkpoint_dots_with_no_batch_dims"} == {
+        "dots_saveable",
+        "dots_with_no_batch_dims_saveable",
+        "everything_saveable",
+        "nothing_saveable",
+        "offload_dot_with_no_batch_dims",
+        "save_and_offload_only_these_names",
+        "save_any_names_but_these",
+        "save_anything_except_these_names",
+        "save_from_both_policies",
+        "save_only_these_names",
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("policy", ["nothing", "dots", "gate", "h", "offload gate, up"])
+def test_narrow_dtypes(rng, fused_cpu, policy, layout):
+    arrays = problem(rng, (32,), 64, 96, "bfloat16", layout)
+
+    def program(f):
+        return jax.grad(_loss(f, POLICIES[policy]), (0, 1, 2, 3))
+
+    check_narrow(program, _op(layout, "fused"), lambda *a: plain(*a, layout), arrays)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

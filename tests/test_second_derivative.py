@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from meshes import op
+from narrow import check_narrow
 from support import BOUNDS, LAYOUTS, check, float64, plain, problem
 
 from swiglu_jax import swiglu_mlp
@@ -99,6 +100,19 @@ def test_under_checkpoint_and_scan(rng, implementation):
         return _grad_of_grad((0, 3), (1, 2))(scanned)
 
     _compare(rng, transform, implementation)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_dtypes(rng, fused_cpu, dtype, layout):
+    arrays = problem(rng, (16,), 64, 96, dtype, layout)
+
+    def program(f):
+        return _grad_of_grad((0, 3), (1, 2))(
+            lambda *a: (jnp.sin(f(*a)).astype(jnp.float32) ** 2).sum()
+        )
+
+    check_narrow(program, op(layout), lambda *a: plain(*a, layout), arrays)
 
 
 @pytest.mark.parametrize("mode", ["jvp", "linearize", "jacfwd"])

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import mesh, op, place
-from support import BOUNDS, check, float64, plain, problem
+from meshes import mesh, op, place, training_step
+from narrow import check_narrow
+from support import BOUNDS, LAYOUTS, check, float64, plain, problem
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -196,3 +197,40 @@ def test_vmap_of_shard_map_and_shard_map_of_vmap(rng, implementation):
     check([jax.jit(outer)(*arrays)], [want], BOUND)
     x, *weights = arrays
     check([jax.jit(inner)(jnp.swapaxes(x, 0, 1), *weights)], [want.swapaxes(0, 1)], BOUND)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("plan", SPECS)
+def test_narrow_dtypes(rng, fused_cpu, plan, dtype, layout):
+    axes, (x, first, up, second), out = SPECS[plan]
+    if layout == "IO":
+        first, second = (P(*reversed((*s, None, None)[:2])) for s in (first, second))
+        up = first
+    arrays = problem(rng, (64,), 64, 128, dtype, layout)
+
+    def local(*a):
+        y = op(layout)(*a)
+        return jax.lax.psum(y, "tp") if "tp" in axes else y
+
+    mapped = jax.shard_map(local, mesh=mesh(**axes), in_specs=(x, first, up, second), out_specs=out)
+    check_narrow(training_step, mapped, lambda *a: plain(*a, layout), arrays)
+
+
+@pytest.mark.parametrize("check_vma", [True, False], ids=["checked", "unchecked"])
+def test_second_derivatives(rng, implementation, check_vma):
+    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
+
+    def second(f):
+        first = jax.grad(f, (0, 1, 2, 3))
+        return jax.jit(jax.grad(lambda *a: sum((g**2).sum() for g in first(*a)), (0, 1, 2, 3)))
+
+    def local(*a):
+        return jax.lax.pmean((op("OI", implementation)(*a) ** 2).mean(), "dp")
+
+    specs = (P("dp"), P(), P(), P())
+    mapped = jax.shard_map(
+        local, mesh=mesh(dp=4), in_specs=specs, out_specs=P(), check_vma=check_vma
+    )
+    got, want = second(mapped)(*arrays), second(lambda *a: (plain(*a) ** 2).mean())(*arrays)
+    check(got, [float64(a) for a in want], 3 * BOUND)

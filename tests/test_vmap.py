@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from narrow import check_narrow
 from support import ARGUMENTS, BOUNDS, LAYOUTS, check, float64, plain, problem, reference
 
 from swiglu_jax import swiglu_mlp
@@ -259,3 +260,17 @@ def test_narrow_dtypes(rng, fused_cpu, dtype):
     arrays = problem(rng, (SIZE, ROWS), WIDTH, HIDDEN, dtype)
     got = jax.jit(jax.vmap(_op("OI", "fused"), (0, None, None, None)))(*arrays)
     check([got], reference(arrays), BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("subset", [(0,), (1, 2), (0, 1, 2, 3)], ids=_names)
+def test_gradients_in_narrow_dtypes(rng, fused_cpu, subset, layout):
+    one = problem(rng, (16,), 64, 96, "bfloat16", layout)
+    arrays = [jnp.stack([a, -a]) if k in subset else a for k, a in enumerate(one)]
+    axes = tuple(0 if k in subset else None for k in range(4))
+
+    def gradients(f):
+        mapped = jax.vmap(f, axes)
+        return jax.grad(lambda *a: (mapped(*a).astype("float32") ** 2).mean(), (0, 1, 2, 3))
+
+    check_narrow(gradients, _op(layout, "fused"), _plain(layout), arrays)

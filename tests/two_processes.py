@@ -41,7 +41,9 @@ def train(f, x, weights):
 
 def main(port: str, processes: str, process: str, plan: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"localhost:{port}", int(processes), int(process))
+    jax.distributed.initialize(
+        f"localhost:{port}", int(processes), int(process), initialization_timeout=60
+    )
     assert jax.process_count() == int(processes)
     local = len(jax.local_devices())
     on = mesh(dp=int(processes) * local // 2, tp=2)
