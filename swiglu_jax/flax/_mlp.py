@@ -21,10 +21,17 @@ def apply(
     kernels: Iterable[jax.Array],
     precision: Precision,
     implementation: str | None,
+    forward_mode: bool,
 ) -> jax.Array:
     """The op on Flax kernels (gate and up [H, I], down [I, H]), all of x's dtype."""
     with _matmul_precision(precision):
-        return swiglu_mlp(x, *kernels, weight_layout="IO", implementation=implementation)
+        return swiglu_mlp(
+            x,
+            *kernels,
+            weight_layout="IO",
+            implementation=implementation,
+            forward_mode=forward_mode,
+        )
 
 
 def _matmul_precision(precision: Precision) -> contextlib.AbstractContextManager[Any]:

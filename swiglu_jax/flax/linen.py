@@ -55,6 +55,7 @@ class SwiGLUMLP(nn.Module):
             features]; None takes ``kernel_init``, with its axis names reversed.
         promote_dtype: brings x, gate, up and down to one dtype, as nn.Dense takes it.
         implementation: as ``swiglu_mlp`` takes it.
+        forward_mode: as ``swiglu_mlp`` takes it.
     """
 
     hidden_features: int
@@ -65,6 +66,7 @@ class SwiGLUMLP(nn.Module):
     down_kernel_init: Initializer | None = None
     promote_dtype: Callable[..., Sequence[Any]] = promote_dtype
     implementation: str | None = None
+    forward_mode: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -85,7 +87,7 @@ class SwiGLUMLP(nn.Module):
             for name, shape, init in zip(PROJECTIONS, (up, up, down), inits, strict=True)
         )
         x, *cast = self.promote_dtype(x, *kernels, dtype=self.dtype)
-        return apply(x, cast, self.precision, self.implementation)
+        return apply(x, cast, self.precision, self.implementation, self.forward_mode)
 
 
 def _with_reversed_axes(init: Initializer) -> Initializer:

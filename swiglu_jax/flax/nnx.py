@@ -51,6 +51,7 @@ class SwiGLUMLP(nnx.Module):
             kernel gets the same with ``out_sharding`` reversed.
         promote_dtype: brings (x, gate, up, down) to one dtype, as nnx.Linear takes it.
         implementation: as ``swiglu_mlp`` takes it.
+        forward_mode: as ``swiglu_mlp`` takes it.
         rngs: where the keys of the initializers come from.
     """
 
@@ -67,6 +68,7 @@ class SwiGLUMLP(nnx.Module):
         kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
         promote_dtype: PromoteDtypeFn = dtypes.promote_dtype,
         implementation: str | None = None,
+        forward_mode: bool = False,
         rngs: nnx.Rngs,
     ):
         """Initialize the three kernels; see the class for the arguments."""
@@ -87,6 +89,7 @@ class SwiGLUMLP(nnx.Module):
         self.precision = precision
         self.promote_dtype = promote_dtype
         self.implementation = implementation
+        self.forward_mode = forward_mode
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Apply the MLP.
@@ -101,7 +104,7 @@ class SwiGLUMLP(nnx.Module):
         x, *kernels = self.promote_dtype(
             (x, *(p.kernel[...] for p in projections)), dtype=self.dtype
         )
-        return apply(x, kernels, self.precision, self.implementation)
+        return apply(x, kernels, self.precision, self.implementation, self.forward_mode)
 
 
 def _reversed(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -138,6 +138,15 @@ def test_logical_axis_names_on_a_mesh(rng):
     assert_close(nn.unbox(got), want, 1e-5)
 
 
+def test_forward_mode(rng):
+    key, x = inputs(rng)
+    ours, plain = SwiGLUMLP(HIDDEN, forward_mode=True), PlainLinen(HIDDEN)
+    params = ours.init(key, x)
+    tangents = [jax.jvp(lambda p, m=m: m.apply(p, x), (params,), (params,)) for m in (ours, plain)]
+    for got, want in zip(*tangents, strict=True):
+        assert error(got, np.asarray(want, np.float64)) <= 1e-5
+
+
 def test_precision_reaches_the_products(rng):
     key, x = inputs(rng)
     module = SwiGLUMLP(HIDDEN, precision="high")

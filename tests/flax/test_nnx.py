@@ -192,6 +192,15 @@ def test_implementation_reaches_the_op(rng):
         jax.jit(lambda x: ours(x)).trace(x).lower(lowering_platforms=("cpu",))
 
 
+def test_forward_mode(rng):
+    ours, plain, x = pair(rng)
+    ours.forward_mode = True
+    v = jnp.asarray(rng.standard_normal(x.shape), jnp.float32)
+    (y, tangent), (want, want_tangent) = (jax.jvp(m, (x,), (v,)) for m in (ours, plain))
+    assert error(y, np.asarray(want, np.float64)) <= 1e-5
+    assert error(tangent, np.asarray(want_tangent, np.float64)) <= 1e-5
+
+
 def test_down_kernel_init():
     zeros = SwiGLUMLP(
         FEATURES, HIDDEN, down_kernel_init=nnx.initializers.zeros_init(), rngs=nnx.Rngs(0)
