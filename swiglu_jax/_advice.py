@@ -34,6 +34,8 @@ def _from_the_words(route: str, reason: str) -> str:
         return "leave implementation (and SWIGLU_JAX_IMPLEMENTATION) unset to take the best route"
     if reason.startswith("SWIGLU_JAX_FROST_BWD"):
         return "unset SWIGLU_JAX_FROST_BWD"
+    if reason.startswith("forward_mode=True"):
+        return "leave forward_mode out where reverse mode is all that is used"
     if route.endswith("(trial)"):
         return "nothing; its trial failed, and what serves was tried and right (do report it)"
     if "never measured" in reason:

@@ -15,6 +15,7 @@ from swiglu_jax._arguments import check_arrays, check_options
 from swiglu_jax._candidate import Choice
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
+from swiglu_jax._providers import PROVIDERS
 from swiglu_jax._residuals import ARGUMENTS, residual_plan
 from swiglu_jax._stages import STAGES, StageParams, stage_named
 from swiglu_jax._target import CPU, parse_target
@@ -96,6 +97,7 @@ def explain(
     *,
     weight_layout: str = "OI",
     implementation: str | None = None,
+    forward_mode: bool = False,
     wrt: Iterable[str] = ARGUMENTS,
     target: str | None = None,
 ) -> Explanation:
@@ -103,7 +105,7 @@ def explain(
 
     Args:
         x, w_gate, w_up, w_down: arrays or ``jax.ShapeDtypeStruct``, as swiglu_mlp takes them.
-        weight_layout, implementation: as swiglu_mlp takes them.
+        weight_layout, implementation, forward_mode: as swiglu_mlp takes them.
         wrt: the arguments that are differentiated; empty for a forward pass alone.
         target: the machine to ask about: "sm_90a", "sm_100a" or "cpu"; None asks about the
             platform that JAX runs on here (or SWIGLU_JAX_TARGET).
@@ -130,7 +132,10 @@ def explain(
         params = StageParams(outputs, weight_layout, implementation)
         asked = stage_named(stage)
         call = asked.call(asked.used(operands, params), params)
-        if target == CPU:
+        if forward_mode and stage != "gate_up":
+            reason = "forward_mode=True: the backward pass is the transpose of XLA's tangent"
+            choice = Choice(None, dict.fromkeys(PROVIDERS, reason))
+        elif target == CPU:
             choice = Choice(None, _routes.no_gpu((CPU,)))
             if implementation == "fused" and stage in STAGES:
                 raise _routes.not_served(call, choice.declined)

@@ -82,6 +82,13 @@ def test_the_gradients_products_are_those_asked(wrt, products, layout):
         assert stage.route == "xla"  # "fused" is about the two fused stages
 
 
+def test_forward_mode_leaves_the_backward_pass_to_xla():
+    e = explain(*_shapes(), target="sm_100a", implementation="fused", forward_mode=True)
+    assert e.forward.route != "xla"
+    assert {s.route for s in (e.backward, *e.gradients.values())} == {"xla"}
+    assert e.residuals == explain(*_shapes(), target="sm_100a").residuals
+
+
 def test_the_table_names_stages_residuals_and_bytes():
     text = str(explain(*_shapes(), target="cpu"))
     size = 4 * 512 * 4096 * 2
@@ -130,6 +137,7 @@ DECLINES = {
     # name: set up; what _shapes takes; what explain takes; what to do about it
     "a CPU": (*_PLAIN[:2], {"target": "cpu"}, "NVIDIA GPU"),
     "implementation": (*_PLAIN[:2], {"implementation": "xla"}, "leave implementation"),
+    "forward mode": (*_PLAIN[:2], {"forward_mode": True}, "leave forward_mode out"),
     "dtype": (_PLAIN[0], {"dtype": jnp.float32}, {}, "compute in bfloat16"),
     "an old GPU": (*_PLAIN[:2], {"target": "sm_80"}, "nothing; fused kernels need Hopper"),
     "a GPU with no kernels": (*_PLAIN[:2], {"target": "sm_121a"}, "nothing; another route"),
