@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+import pytest
+
 import finetune_frozen
 from lm.model import ModelConfig
 from lm.train import TrainConfig
 
 
-def test_adapters_learn_and_weights_stay(rng):
-    config = ModelConfig(256, 2, 32, 64, 2, "float32")
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.gpu)])
+def test_adapters_learn_and_weights_stay(rng, dtype):
+    config = ModelConfig(256, 2, 32, 64, 2, dtype)
     base = TrainConfig(20, 4, 64, learning_rate=3e-3, seed=int(rng.integers(2**31)))
     result = finetune_frozen.run(config, base, replace(base, learning_rate=1e-2), rank=4)
     assert result["target_loss_after"] < result["target_loss_before"]

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from flax import nnx
 
 import replace_mlp
@@ -15,6 +16,16 @@ def test_replacing_keeps_values_and_spares_memory(rng):
     assert math.isclose(result["loss"], result["loss_after"], rel_tol=1e-5)
     assert result["largest_gradient_difference"] < 1e-4
     hidden = 3 * (4 * 32) * 128 * 4
+    assert result["temporary_bytes"] - result["temporary_bytes_after"] > 2 * hidden
+
+
+@pytest.mark.gpu
+def test_replacing_on_a_gpu(rng):
+    seed = int(rng.integers(2**31))
+    result = replace_mlp.run(3, 256, 1024, batch=8, length=128, dtype="bfloat16", seed=seed)
+    assert math.isclose(result["loss"], result["loss_after"], rel_tol=1e-2)
+    assert result["largest_gradient_difference"] < 3e-2
+    hidden = 3 * (8 * 128) * 1024 * 2
     assert result["temporary_bytes"] - result["temporary_bytes_after"] > 2 * hidden
 
 
