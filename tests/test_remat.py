@@ -229,3 +229,14 @@ def test_one_argument_alone(rng, name):
     for policy in ("nothing", "dots", "gate"):
         got = jax.grad(_loss(_op(), POLICIES[policy]), k)(*arrays)
         check([got], [float64(jax.grad(_loss(plain, None), k)(*arrays))], BOUND)
+
+
+@pytest.mark.parametrize("policy", ["nothing", "everything", "dots", "h"])
+def test_a_layer_that_is_not_differentiated_inside_one_that_is(rng, implementation, policy):
+    arrays = problem(rng, LEAD, WIDTH, HIDDEN)
+
+    def gradient(f):
+        layer = jax.checkpoint(lambda scale: jnp.sin(f(*arrays) * scale), policy=POLICIES[policy])
+        return jax.jit(jax.grad(lambda scale: (layer(scale) ** 2).sum()))(1.7)
+
+    check([gradient(_op("OI", implementation))], [float64(gradient(plain))], BOUND)

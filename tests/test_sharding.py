@@ -5,6 +5,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -211,6 +212,25 @@ def test_experts_of_their_own_on_each_device(rng, fused_cpu):
     assert {kind for kind, _ in collectives(step.as_text())} <= {"all-reduce"}
 
 
+def test_experts_under_a_batch(rng, fused_cpu):
+    """vmap over experts inside vmap over examples, each divided: plain JAX's collectives."""
+    on = mesh(dp=2, ep=2, tp=2)
+    x = problem(rng, (4, 2, 3), WIDTH, HIDDEN)[0]
+    weights = [jnp.stack([w, -w]) for w in problem(rng, (3,), WIDTH, HIDDEN)[1:]]
+    specs = (P("dp", "ep"), P("ep", "tp"), P("ep", "tp"), P("ep", None, "tp"))
+    placed = place((x, *weights), [NamedSharding(on, s) for s in specs])
+
+    def compiled(f):
+        layer = jax.vmap(jax.vmap(f), (0, None, None, None))
+        return jax.jit(training_step(layer)).lower(*placed).compile()
+
+    ours, theirs = compiled(op()), compiled(plain)
+    got = ours(*placed)
+    check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(theirs(*placed))], BOUND)
+    assert collectives(ours.as_text()) == collectives(theirs.as_text())
+    assert {c.sizes for c in fused_cpu.take_calls(got)} == {(2 * 3, WIDTH, HIDDEN // 2)}
+
+
 @pytest.mark.parametrize("implementation", ["xla", "fused"])
 def test_one_x_for_weights_of_their_own(rng, fused_cpu, implementation):
     """vmap over weights alone is one wider call of each device's own columns: none travel."""
@@ -277,6 +297,57 @@ def test_declines_that_no_shape_changes_are_raised_when_lowering(rng, fused_cpu)
     arrays = [a.astype(jnp.float8_e4m3fn) for a in arrays]
     with pytest.raises(NotImplementedError, match="float8_e4m3fn"):
         jax.jit(op(), in_shardings=tuple(on)).lower(*arrays)
+
+
+SPECS = {
+    "x divided along H": (P(None, "a"), P(), P(), P()),
+    "weights divided along H": (P(), P(None, "a"), P(None, "a"), P("a")),
+    "one axis for rows and columns": (P("a"), P("a"), P("a"), P(None, "a")),
+    "each weight over an axis of its own": (P("a"), P("b"), P("c"), P(None, "b")),
+    "gate alone": (P("a"), P("b"), P(), P()),
+    "rows over two axes": (P(("b", "a")), P("c"), P("c"), P(None, "c")),
+    "columns over two axes": (P("a"), P(("b", "c")), P(("c", "b")), P(None, ("b", "c"))),
+    "everything along H": (P("a", "b"), P("c", "b"), P("c", "b"), P("b", "c")),
+}
+
+
+@pytest.mark.parametrize("how", ["jitted", "eager"])
+@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS.keys())
+def test_any_layout_gives_the_same_values(rng, fused_cpu, specs, how):
+    on = mesh(a=2, b=2, c=2)
+    arrays = problem(rng, (16,), 16, 32)
+    placed = place(arrays, [NamedSharding(on, s) for s in specs])
+    step = training_step(op())
+    got = (jax.jit(step) if how == "jitted" else step)(*placed)
+    want = training_step(plain)(*arrays)
+    check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
+    assert {c.stage for c in fused_cpu.take_calls(got)} == {"gate_up", "down_dswiglu"}
+
+
+@pytest.mark.parametrize("lead, spec", [((0,), P("a")), ((4, 0), P("a")), ((), P()), ((1,), P())])
+def test_leading_dimensions_that_leave_little(rng, fused_cpu, lead, spec):
+    """Empty batches, a single row, and none."""
+    on = mesh(a=2, b=2)
+    arrays = problem(rng, lead, WIDTH, HIDDEN)
+    specs = (spec, P("b"), P("b"), P(None, "b"))
+    placed = place(arrays, [NamedSharding(on, s) for s in specs])
+
+    def gradients(f):
+        return jax.jit(jax.grad(lambda *a: (f(*a) ** 2).sum(), (0, 1, 2, 3)))
+
+    got = gradients(op("OI", None if 0 in lead else "fused"))(*placed)
+    check(got, [float64(a) for a in gradients(plain)(*arrays)], BOUND)
+
+
+def test_a_mesh_of_some_devices_in_another_order(rng, fused_cpu):
+    d = jax.devices("cpu")
+    on = jax.sharding.Mesh(np.array([[d[7], d[2]], [d[5], d[0]]]), ("dp", "tp"))
+    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
+    specs = (P("dp"), P("tp"), P("tp"), P(None, "tp"))
+    got = jax.jit(training_step(op()))(*place(arrays, [NamedSharding(on, s) for s in specs]))
+    want = jax.jit(training_step(plain))(*arrays)
+    check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
+    assert {c.sizes for c in fused_cpu.take_calls(got)} == {(ROWS // 2, WIDTH, HIDDEN // 2)}
 
 
 def test_replicated_on_a_mesh(rng, fused_cpu):

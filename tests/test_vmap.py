@@ -274,3 +274,50 @@ def test_gradients_in_narrow_dtypes(rng, fused_cpu, subset, layout):
         return jax.grad(lambda *a: (mapped(*a).astype("float32") ** 2).mean(), (0, 1, 2, 3))
 
     check_narrow(gradients, _op(layout, "fused"), _plain(layout), arrays)
+
+
+ROWS_ALONE, ALL = (0, None, None, None), (0, 0, 0, 0)
+LEVELS = {
+    # in_axes from the outermost vmap in, and the leading sizes of x and of the weights
+    "rows, experts, rows": ((ROWS_ALONE, ALL, ROWS_ALONE), (2, 3, 2, ROWS), (3,)),
+    "rows, experts for one x, experts": (
+        (ROWS_ALONE, (None, 0, 0, 0), ALL), (2, 3, ROWS), (2, 3),
+    ),
+    "rows, some weights": ((ROWS_ALONE, (None, 0, None, 0)), (2, ROWS), (3,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("levels, lead, stacked", LEVELS.values(), ids=LEVELS.keys())
+def test_rows_between_and_around_weights(rng, fused_cpu, levels, lead, stacked):
+    x = problem(rng, lead, WIDTH, HIDDEN)[0]
+    mapped = [any(axes[k] is not None for axes in levels) for k in range(4)]
+    weights = [
+        jnp.asarray(rng.uniform(0.5, 1.5, (*stacked, 1, 1)), jnp.float32) * w if m else w
+        for w, m in zip(problem(rng, (ROWS,), WIDTH, HIDDEN)[1:], mapped[1:], strict=True)
+    ]
+
+    def gradients(f):
+        for axes in reversed(levels):
+            f = jax.vmap(f, axes)
+        return jax.jit(jax.value_and_grad(lambda *a: (f(*a) ** 2).mean(), (0, 1, 2, 3)))
+
+    got = gradients(_op("OI", "fused"))(x, *weights)
+    assert fused_cpu.take_calls(got)
+    want = gradients(_plain("OI"))(x, *weights)
+    check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+def test_no_examples_and_no_jit(rng, jitted):
+    """Nothing mapped gives gradients of zero; ``disable_jit`` changes no value."""
+    arrays = problem(rng, (SIZE, ROWS), WIDTH, HIDDEN)
+
+    def gradients(f):
+        mapped = jax.vmap(f, (0, None, None, None))
+        return jax.grad(lambda *a: (mapped(*a) ** 2).sum(), (0, 1, 2, 3))
+
+    with jax.disable_jit(not jitted):
+        empty = gradients(_op("OI", "xla"))(arrays[0][:0], *arrays[1:])
+        got = gradients(_op("OI", "xla"))(*arrays)
+    assert not any(jnp.any(g) for g in empty)
+    check(got, [float64(a) for a in gradients(_plain("OI"))(*arrays)], BOUND)
