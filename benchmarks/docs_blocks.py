@@ -179,7 +179,8 @@ def models(records: Records) -> str:
     """Whole models, and their plot."""
     runs = model_runs(records)
     text = "\n".join(f"**{run.title}**\n\n" + "".join(model_text(run)) for run in runs)
-    return text and text + "\n" + _plot("model.png", "Step time of the variants; kernel time by module")
+    picture = _plot("model.png", "Step time of the variants; kernel time by module")
+    return f"{text}\n{picture}" if text else ""
 
 
 def bounds(records: Records) -> str:
