@@ -37,9 +37,16 @@ SWEEP_POINTS = 4
 _BLOCK = re.compile(r"(<!-- measured: (\S+) -->\n).*?(<!-- /measured -->)", re.S)
 
 
-def measurements(root: Path = ROOT) -> Records:
-    """Every result file in benchmarks/results, the oldest first: the last measurement counts."""
-    files = load(sorted((root / "benchmarks" / "results").glob("*.json")))
+def measurements(root: Path = ROOT, paths: Iterable[Path] | None = None) -> Records:
+    """Result files, the oldest first: the last measurement counts.
+
+    Args:
+        root: of the checkout.
+        paths: of the files; None takes every one in benchmarks/results.
+    """
+    if paths is None:
+        paths = sorted((root / "benchmarks" / "results").glob("*.json"))
+    files = load(paths)
     return Records(sorted(files, key=lambda file: (file["date"], file["path"])))
 
 
