@@ -93,6 +93,14 @@ def test_a_wheel_alone_runs(tmp_path):
     assert " ".join(shape) == "(3, 4)"
 
 
+def test_the_binaries_are_small():
+    """Before compression: what a wheel of this checkout would hold."""
+    binaries = list((ROOT / "swiglu_jax" / "lib").glob("*.so"))
+    if not binaries:
+        pytest.skip("the native library is not built in this checkout")
+    assert sum(path.stat().st_size for path in binaries) < 60e6
+
+
 def test_the_sdist_holds_what_a_build_reads(tmp_path):
     with tarfile.open(_build("sdist", tmp_path)) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}

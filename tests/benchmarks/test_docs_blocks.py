@@ -23,7 +23,7 @@ def committed_results():
         listed = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return sorted(ROOT / name for name in listed)
+    return sorted(ROOT / name for name in listed) or None
 
 
 @pytest.mark.parametrize("page", PAGES)
