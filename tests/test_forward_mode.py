@@ -45,7 +45,7 @@ def _chosen(f, arrays, subset):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("subset", SUBSETS[1:], ids="+".join)
-def test_jvp_and_vjp_of_each_set(rng, implementation, subset, layout):
+def test_jvp_and_vjp_of_each_set(rng, fused_cpu, subset, layout):
     arrays = problem(rng, (ROWS,), WIDTH, HIDDEN, layout=layout)
 
     def both(f):
@@ -54,7 +54,7 @@ def test_jvp_and_vjp_of_each_set(rng, implementation, subset, layout):
         y, pull = jax.vjp(f, at)
         return jax.jvp(f, (at,), (along,)), pull(jnp.sin(y))
 
-    got = jax.jit(lambda: both(_op(layout, implementation)))()
+    got = jax.jit(lambda: both(_op(layout, "fused")))()
     want = both(lambda *a: plain(*a, layout))
     check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(want)], BOUND)
 
@@ -149,7 +149,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_under_transformations(rng, implementation, program):
+def test_under_transformations(rng, fused_cpu, program):
     arrays = problem(rng, (3, ROWS), WIDTH, HIDDEN)
 
     def both(f):
@@ -157,7 +157,7 @@ def test_under_transformations(rng, implementation, program):
         tangent = jax.jvp(f, arrays, tuple(map(jnp.cos, arrays)))[1]
         return tangent, jax.grad(lambda *a: (f(*a) ** 2).mean(), ALL)(*arrays)
 
-    got = jax.jit(lambda: both(_op("OI", implementation)))()
+    got = jax.jit(lambda: both(_op("OI", "fused")))()
     check(jax.tree.leaves(got), [float64(a) for a in jax.tree.leaves(both(plain))], BOUND)
 
 

@@ -311,12 +311,13 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("how", ["jitted", "eager"])
-@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS.keys())
-def test_any_layout_gives_the_same_values(rng, fused_cpu, specs, how):
+@pytest.mark.parametrize(
+    "name, how", [*((name, "jitted") for name in SPECS), ("rows over two axes", "eager")]
+)
+def test_any_layout_gives_the_same_values(rng, fused_cpu, name, how):
     on = mesh(a=2, b=2, c=2)
     arrays = problem(rng, (16,), 16, 32)
-    placed = place(arrays, [NamedSharding(on, s) for s in specs])
+    placed = place(arrays, [NamedSharding(on, s) for s in SPECS[name]])
     step = training_step(op())
     got = (jax.jit(step) if how == "jitted" else step)(*placed)
     want = training_step(plain)(*arrays)
