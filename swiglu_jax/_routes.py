@@ -63,7 +63,8 @@ def choose(call: StageCall, implementation: str | None, target: str | None = Non
         NotImplementedError: for "fused", where every candidate declined, listing why.
     """
     if implementation == "xla":
-        return Choice(None, dict.fromkeys(PROVIDERS, 'implementation="xla" was asked for'))
+        asked = Choice(None, dict.fromkeys(PROVIDERS, 'implementation="xla" was asked for'))
+        return logged(call, target or lowering_target() or "CUDA", asked)
     if call.stage not in FUSED_STAGES:
         implementation = None
     target = target or lowering_target()
@@ -80,10 +81,19 @@ def choose(call: StageCall, implementation: str | None, target: str | None = Non
         choice = _choose_on_gpu(call, implementation, target)
     if choice.candidate is None and implementation == "fused":
         raise not_served(call, choice.declined)
+    return logged(call, target or "CUDA", choice)
+
+
+def logged(call: StageCall, where: str, choice: Choice) -> Choice:
+    """The choice; with SWIGLU_JAX_LOG=1 it is logged, one line a stage that is lowered."""
     if config.log:
-        kernel = f" ({choice.candidate.kernel})" if choice.candidate else ""
-        logger.warning("%s on %s: %s%s; declined: %s", call, target, choice.route, kernel,
-                       choice.declined)  # fmt: skip
+        logger.warning(
+            "%s (%s) M=%s H=%s I=%s %s %s on %s: %s%s%s",
+            call.stage, ", ".join(call.outputs), call.m, call.h, call.i, call.dtype,
+            call.weight_layout, where, choice.route,
+            f" {choice.candidate.kernel}" if choice.candidate else "",
+            "".join(f"; not {route}: {why}" for route, why in choice.declined.items()),
+        )  # fmt: skip
     return choice
 
 

@@ -286,3 +286,17 @@ def test_logging_names_the_chosen_route():
     done = _run(["-c", code], SWIGLU_JAX_LOG="1", SWIGLU_JAX_TARGET="sm_80")
     assert "gate_up" in done.stderr
     assert "on sm_80: xla" in done.stderr
+
+
+@pytest.mark.parametrize("implementation", ["None", "'xla'"])
+def test_logging_on_a_cpu_and_with_xla_asked(implementation):
+    code = (
+        "import jax, jax.numpy as jnp, swiglu_jax\n"
+        "a = [jnp.zeros(s, jnp.bfloat16) for s in ((2, 8), (16, 8), (16, 8), (8, 16))]\n"
+        f"f = lambda *a: swiglu_jax.swiglu_mlp(*a, implementation={implementation})\n"
+        "jax.jit(jax.grad(lambda *a: f(*a).astype('float32').sum())).lower(*a)"
+    )
+    lines = _run(["-c", code], SWIGLU_JAX_LOG="1").stderr.splitlines()
+    for stage in ("gate_up (gate, up)", "down_dswiglu (dgate, dup)", "input_gradient (x)"):
+        wanted = f"{stage} M=2 H=8 I=16 bfloat16 OI on cpu: xla"
+        assert any(wanted in line for line in lines), lines

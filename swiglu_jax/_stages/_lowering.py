@@ -8,7 +8,7 @@ import jax
 from jax.interpreters import mlir
 
 from swiglu_jax import _routes
-from swiglu_jax._candidate import FUSED_STAGES
+from swiglu_jax._candidate import FUSED_STAGES, Choice
 from swiglu_jax._compat import left_to_partitioner
 from swiglu_jax._stages import _partitioning
 from swiglu_jax._stages._params import StageParams
@@ -24,9 +24,11 @@ def register(stage: Stage) -> None:
 
 
 def _lower_elsewhere(stage: Stage, ctx: Any, *operands: Any, params: StageParams) -> Any:
+    platforms = ctx.platforms or ctx.module_context.platforms
+    call, declined = stage.call(ctx.avals_in, params), _routes.no_gpu(platforms)
     if params.implementation == "fused" and stage.name in FUSED_STAGES:
-        platforms = ctx.platforms or ctx.module_context.platforms
-        raise _routes.not_served(stage.call(ctx.avals_in, params), _routes.no_gpu(platforms))
+        raise _routes.not_served(call, declined)
+    _routes.logged(call, ", ".join(platforms), Choice(None, declined))
     return _xla_form(stage, ctx, operands, params)
 
 
