@@ -16,7 +16,7 @@ import jax
 
 from swiglu_jax import _table, _timing, _tuning_cache
 from swiglu_jax._artifacts import digest_of_artifacts
-from swiglu_jax._candidate import Candidate, StageCall
+from swiglu_jax._candidate import FUSED_STAGES, Candidate, StageCall
 from swiglu_jax._compat import in_clean_thread
 from swiglu_jax._config import config
 from swiglu_jax._device import local_gpu_target
@@ -133,13 +133,14 @@ def decide(
         lost = f"the shipped table has XLA's form at {row.xla_us:.1f} us for {row.call}"
     else:
         winner = candidates[0] if fused else None
-        lost = (
-            "never measured for this shape, and no row of the shipped table speaks for it; "
-            'implementation="fused" takes it'
-        )
+        lost = "never measured for this shape, and no row of the shipped table speaks for it"
+        if call.stage in FUSED_STAGES:
+            lost += '; implementation="fused" takes it'
+    reasons: dict[str, str] = {}
     if winner is None:
-        return None, {c.route: f"{c.kernel}: {lost}" for c in candidates}
-    return winner, {}
+        for candidate in candidates:  # the preferred one of each route comes first
+            reasons.setdefault(candidate.route, f"{candidate.kernel}: {lost}")
+    return winner, reasons
 
 
 def _measured_reasons(measured: Measurement, winner: Candidate | None) -> dict[str, str]:
