@@ -3,17 +3,23 @@
 from pathlib import Path
 
 from swiglu_jax.kernels._variant import KernelVariant
+from swiglu_jax.kernels.sm90._tile import Tile
 from swiglu_jax.kernels.sm90._variants import variants
 
 __all__ = ["compile_and_export", "variants"]
 
 
-def compile_and_export(variant: KernelVariant, path: Path) -> None:
+def compile_and_export(variant: KernelVariant, path: Path, tile: Tile | None = None) -> None:
     """Compile ``variant`` and write its object file at ``path``; needs no GPU.
 
+    Args:
+        variant: what to compile.
+        path: of the object file.
+        tile: one to try; None: the shipped one that the variant's name ends in.
+
     Raises:
-        KeyError: where no tile has the variant's name.
+        KeyError: where no shipped tile has that name.
     """
     from swiglu_jax.kernels.sm90 import _compile  # noqa: PLC0415 - it imports the DSL
 
-    _compile.compile_and_export(variant, path)
+    _compile.compile_and_export(variant, path, tile)

@@ -1,0 +1,301 @@
+"""Measure the tiles of trials.py against XLA's GEMMs, beside the shipped tiles, on a GPU.
+
+    python -m benchmarks.kernels.try_tiles FOLDER [M,H,I ...] [--pattern P] [--seconds S]
+
+FOLDER is what trials.py built; the package must be built too. XLA's side is what JAX users have:
+autotuned GEMMs, two for gate_up, one for down_dswiglu, dx's two and a sum, three for the weights.
+XLA and kernel take turns, each turn compared with XLA's turns around it, as in gradients.py. A line
+for each kernel: milliseconds, the median ratio to XLA, the spread without the extremes, and how far
+its results are from those of the first shipped tile ("same bits" is what to expect: the order of
+the sums is one for all tiles). The shipped tiles come first. A kernel that does not return is given
+up after HANG seconds: the worker process is killed and another goes on after that kernel.
+"""
+
+import argparse
+import json
+import math
+import os
+import queue
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.kernels.trials import ARCHITECTURE, TRIALS
+from swiglu_jax.kernels import _manifest
+from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
+
+SHAPES = ("32768,1024,3072", "8192,5120,17408", "8192,2048,8192", "2048,5120,17408")
+HANG = 40.0
+"""Seconds without a line: several times what autotuning a shape's GEMMs takes."""
+FAR = 2e-2
+"""Of the largest element: beyond what another order of sums does to a bfloat16."""
+
+
+def candidates(stage: str, h: int, pattern: str, resident: int) -> list[KernelVariant]:
+    """Shipped kernels of a stage, then the trials that suit H and whose clusters are resident."""
+    shipped = [kernel.variant for kernel in _manifest.installed().kernels]
+    found = [
+        v for v in shipped
+        if (v.stage, v.arch, v.outputs, v.weight_layout, v.dtype)
+        == (stage, ARCHITECTURE, STAGE_OUTPUTS[stage], "OI", "bfloat16") and v.tile[0] == 128
+    ]  # fmt: skip
+    # The grid of clusters of four for this GPU, of those that there are trials for.
+    clusters = max((c for t in TRIALS if (c := t.tile.clusters) and c <= resident), default=None)
+    for trial in TRIALS:
+        suits = trial.stage == stage and trial.h[0] <= h <= trial.h[1]
+        if suits and trial.tile.clusters in (None, clusters):
+            found.append(trial.variant)
+    return [v for v in found if v in shipped or re.search(pattern, v.name)]
+
+
+def work(
+    folder: Path, shapes: list[str], pattern: str, turns: int, deadline: float, skip: set[str]
+) -> None:
+    """In the worker: a JSON line before each kernel, and one with what it measured."""
+    import jax  # noqa: PLC0415 - the parent must not hold the GPU
+
+    from benchmarks.kernels.gradients import TURN, bound, turn  # noqa: PLC0415
+    from swiglu_jax import _native  # noqa: PLC0415
+
+    _native.register()
+    library = folder.resolve() / _manifest.library_name(ARCHITECTURE)
+    _native.load().swiglu_jax_exported_add_library(str(library).encode())
+    jax.block_until_ready(jax.numpy.zeros(8))
+    resident = _resident()
+    for shape in shapes:
+        m, h, i = map(int, shape.split(","))
+        data = _problem(m, h, i)
+        for stage in STAGE_OUTPUTS:
+            kernels = candidates(stage, h, pattern, resident)
+            left = [v for v in kernels if f"{shape}/{v.name}" not in skip]
+            if all(v.name.startswith("sm90_") for v in left) or time.time() > deadline:
+                continue
+            given = _operands(kernels[0], data)
+            theirs = bound(_plain(kernels[0]), given)
+            repeats = min(200, max(4, int(TURN / (turn(theirs, 4) * 1e-3))))
+            for _ in range(5):  # until the clock has settled
+                turn(theirs, repeats)
+            expected = bound(_kernel(kernels[0]), given)()
+            for variant in left:
+                if time.time() > deadline:
+                    _say(note=f"{shape} {stage}: out of time before {variant.name}")
+                    break
+                _say(starts=f"{shape}/{variant.name}")
+                ours = bound(_kernel(variant), given)
+                apart = max(_apart(ours(), expected) for _ in range(2))
+                xla, fused = [], []
+                for _ in range(turns):
+                    xla.append(turn(theirs, repeats))
+                    fused.append(turn(ours, repeats))
+                after = [*xla[1:], xla[-1]]
+                ratios = sorted(2 * f / (p + q) for f, p, q in zip(fused, xla, after, strict=True))
+                _say(done=f"{shape}/{variant.name}", shape=shape, kernel=variant.name,
+                     ms=statistics.median(fused), xla_ms=statistics.median(xla),
+                     ratio=statistics.median(ratios), spread=[ratios[1], ratios[-2]],
+                     apart=apart)  # fmt: skip
+            del expected
+
+
+def _say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def _resident() -> int:
+    """Clusters of four that run at once; as many as an H200 is thought to hold if not known."""
+    from benchmarks.kernels.resident import resident_clusters  # noqa: PLC0415
+
+    try:
+        found = resident_clusters(4)
+    except (OSError, RuntimeError) as error:
+        _say(note=f"clusters of four: {error}; taken to be 32")
+        return 32
+    _say(note=f"clusters of four resident at once: {found}")
+    return found
+
+
+def _apart(got: list[Any], want: list[Any]) -> float:
+    """Largest difference, relative to the largest element; 0 for the same bits, else not 0."""
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
+
+    @jax.jit
+    def compare(got: Any, want: Any) -> Any:
+        words = [jax.lax.bitcast_convert_type(v, jnp.uint16) for v in (got, want)]
+        differs = (words[0] != words[1]).any()
+        wide, reference = got.astype(jnp.float32), want.astype(jnp.float32)
+        largest = jnp.abs(wide - reference).max() / jnp.abs(reference).max()
+        return jnp.where(differs, jnp.maximum(largest, 1e-9), 0.0)
+
+    found = [float(compare(a, b)) for a, b in zip(got, want, strict=True)]
+    return max(found) if all(map(math.isfinite, found)) else math.inf
+
+
+def _problem(m: int, h: int, i: int) -> dict[str, Any]:
+    """Every stage's operands, fresh; weights in layout "OI" and of a sum's scale."""
+    import jax  # noqa: PLC0415
+
+    shapes = {"x": (m, h), "dy": (m, h), "gate": (m, i), "up": (m, i), "h": (m, i)}
+    shapes |= {"w_gate": (i, h), "w_up": (i, h), "w_down": (h, i)}
+
+    @jax.jit
+    def make(key: Any) -> dict[str, Any]:
+        keys = jax.random.split(key, len(shapes))
+        return {
+            name: jax.random.normal(key, shape, jax.numpy.bfloat16)
+            * (h**-0.5 if name.startswith("w_") else 1)
+            for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+        }
+
+    return make(jax.random.key(time.time_ns()))
+
+
+def _operands(variant: KernelVariant, data: dict[str, Any]) -> dict[str, Any]:
+    """What the variant's entry takes, in its order."""
+    names = {
+        "gate_up": ("x", "w_gate", "w_up"),
+        "down_dswiglu": ("dy", "w_down", "gate", "up"),
+        "input_gradient": ("dgate", "dup", "w_gate", "w_up"),
+        "weight_gradients": ("x", "dgate", "dup", "h", "dy"),
+    }[variant.stage]
+    # Any numbers serve as cotangents.
+    data = {**data, "dgate": data["gate"], "dup": data["up"]}
+    return {name: data[name] for name in names}
+
+
+def _plain(variant: KernelVariant) -> Callable[..., Any]:
+    """The stage's GEMMs alone."""
+    from benchmarks.kernels import gradients  # noqa: PLC0415 - it imports JAX
+
+    if variant.stage == "gate_up":
+        return lambda x, w_gate, w_up: [x @ w_gate.T, x @ w_up.T]
+    if variant.stage == "down_dswiglu":
+        return lambda dy, w_down, gate, up: [dy @ w_down]
+    return gradients.plain(variant)
+
+
+def _kernel(variant: KernelVariant) -> Callable[..., Any]:
+    """The kernel, called as the lowering of its stage calls it."""
+    import jax  # noqa: PLC0415
+
+    from benchmarks.kernels import gradients  # noqa: PLC0415
+
+    if variant.stage in ("input_gradient", "weight_gradients"):
+        return gradients.exported(variant)
+
+    def call(**given: Any) -> Any:
+        token, weight = list(given.values())[:2]
+        hidden = weight.shape[0 if variant.stage == "gate_up" else 1]
+        result = jax.ShapeDtypeStruct((token.shape[0], hidden), token.dtype)
+        return jax.ffi.ffi_call(
+            f"swiglu_jax_exported_{variant.stage}", [result] * len(variant.outputs)
+        )(
+            *given.values(),
+            outputs=np.int64((1 << len(variant.outputs)) - 1),
+            weight_layout=variant.weight_layout,
+            kernel=variant.name,
+        )
+
+    return call
+
+
+def watch(command: list[str], deadline: float, hang: float = HANG) -> list[dict[str, Any]]:
+    """Run workers until one ends by itself; a kernel that hangs or fails is left out of the next.
+
+    Args:
+        command: a worker's, which takes ``--skip`` with the names of what needs no turn any more.
+        deadline: starts no worker after it, by ``time.time()``.
+        hang: seconds without a line after which a worker is killed.
+
+    Returns:
+        What was measured.
+    """
+    found: list[dict[str, Any]] = []
+    skip: list[str] = []
+    while time.time() < deadline:
+        given = [*command, "--skip", *skip]
+        worker = subprocess.Popen(given, stdout=subprocess.PIPE, text=True)
+        lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_read, args=(worker.stdout, lines), daemon=True).start()
+        current = None
+        try:
+            while (line := lines.get(timeout=hang)) is not None:
+                fields = json.loads(line) if line.startswith("{") else {"note": line.rstrip()}
+                current = fields.get("starts", current)
+                if "note" in fields:
+                    print(fields["note"], flush=True)
+                if "done" in fields:
+                    found.append(fields)
+                    skip.append(fields["done"])
+                    current = None
+                    _show(fields)
+        except queue.Empty:
+            worker.kill()
+        code = worker.wait()
+        if code == 0:
+            break
+        print(f"GIVEN UP (exit {code}): {current}", flush=True)
+        if current is None:
+            break
+        skip.append(current)
+    return found
+
+
+def _read(stream: Any, lines: "queue.Queue[str | None]") -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
+
+
+def _show(fields: dict[str, Any]) -> None:
+    apart = fields["apart"]
+    values = f"apart {apart:.1e}" if apart else "same bits"
+    low, high = fields["spread"]
+    print(
+        f"{fields['shape']:>16} {fields['kernel']:<52} {fields['ms']:8.4f} ms "
+        f"{fields['ratio']:6.3f} of XLA [{low:.3f}, {high:.3f}] {values}"
+        f"{' WRONG' if apart > FAR else ''}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("shapes", nargs="*", help="M,H,I")
+    parser.add_argument("--pattern", default="", help="of the trials' names")
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=85, help="start nothing new after")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--skip", nargs="*", default=(), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    shapes: list[str] = given.shapes or list(SHAPES)
+    if given.deadline is not None:
+        work(given.folder, shapes, given.pattern, given.turns, given.deadline, set(given.skip))
+        return
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    began = time.time()
+    deadline = began + given.seconds
+    command = [sys.executable, "-m", "benchmarks.kernels.try_tiles", str(given.folder), *shapes,
+               "--pattern", given.pattern, "--turns", str(given.turns),
+               "--deadline", str(deadline)]  # fmt: skip
+    found = watch(command, deadline)
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1))
+    print(f"{time.time() - began:.0f} s")
+    if any(fields["apart"] > FAR for fields in found):
+        sys.exit("wrong values, see above")
+
+
+if __name__ == "__main__":
+    main()
