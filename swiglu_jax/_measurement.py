@@ -31,6 +31,11 @@ class Measurement:
             return None
         return best[0]
 
+    @property
+    def lacked_memory(self) -> bool:
+        """Whether a trial failed for want of memory, which another process may well have."""
+        return any("RESOURCE_EXHAUSTED" in reason for reason in self.failed.values())
+
     def to_json(self) -> dict[str, Any]:
         """Plain data; ``from_json`` reads it back."""
         return {
@@ -51,10 +56,12 @@ class Measurement:
         )
 
     def restricted_to(self, offered: Sequence[Candidate]) -> "Measurement":
-        """Without the candidates that are no longer offered."""
+        """Without the candidates that are no longer offered, timed or failed."""
         names = {(c.route, c.kernel, c.ffi_target) for c in offered}
         kept = [t for t in self.candidates if (t[0].route, t[0].kernel, t[0].ffi_target) in names]
-        return Measurement(self.xla_us, tuple(kept), self.failed)
+        kernels = {c.kernel for c in offered}
+        failed = {kernel: reason for kernel, reason in self.failed.items() if kernel in kernels}
+        return Measurement(self.xla_us, tuple(kept), failed)
 
 
 def _candidate(data: dict[str, Any]) -> Candidate:

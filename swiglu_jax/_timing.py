@@ -23,6 +23,10 @@ from swiglu_jax._measurement import Measurement
 MEMORY_CAP = 4 << 30
 """Bytes that a trial's operands and results may take; larger calls are timed with fewer rows."""
 
+FEWEST_ROWS = 2048
+"""Rows that a trial keeps whatever its weights take: a GEMM of a few rows says nothing about one
+of thousands, and the widest published weights leave no room under the cap."""
+
 ROUNDS = 7
 SAMPLE_SECONDS = 4e-3
 MAX_REPEATS = 64
@@ -53,11 +57,12 @@ def _random(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 
 def timed_rows(call: StageCall) -> int:
-    """The call's rows, halved until operands and results fit the cap."""
+    """The call's rows, halved until operands and results fit the cap or the rows are few."""
     assert call.m is not None and call.h is not None and call.i is not None
     weights, per_row = 3 * call.h * call.i, call.h + 6 * call.i
     rows = call.m
-    while rows > 1 and (weights + rows * per_row) * jnp.dtype(call.dtype).itemsize > MEMORY_CAP:
+    itemsize = jnp.dtype(call.dtype).itemsize
+    while rows > FEWEST_ROWS and (weights + rows * per_row) * itemsize > MEMORY_CAP:
         rows = (rows + 1) // 2
     return rows
 
@@ -72,8 +77,12 @@ def measure(call: StageCall, candidates: Sequence[Candidate], device: Any) -> Me
 
     Returns:
         The times. A candidate that fails to compile or run is left out, with its reason kept.
+
+    Raises:
+        jax.errors.JaxRuntimeError: XLA's form cannot run either (no memory is left for it).
     """
-    with jax.default_device(device):
+    # A guard against the user's transfers is not meant for the trials' few scalars.
+    with jax.default_device(device), jax.transfer_guard("allow"):
         rows = timed_rows(call)
         operands = operands_of(call, rows)
         form = functools.partial(_stages.stage_named(call.stage).form, params=_params(call))
@@ -86,7 +95,7 @@ def measure(call: StageCall, candidates: Sequence[Candidate], device: Any) -> Me
             try:
                 jax.block_until_ready(program(*operands))
             except Exception as error:  # whatever a trial raises, the candidate declines
-                failed[candidate.kernel] = str(error).strip().splitlines()[0]
+                failed[candidate.kernel] = _reason(error)
             else:
                 programs[k] = program
         jax.block_until_ready(xla(*operands))
@@ -99,6 +108,11 @@ def measure(call: StageCall, candidates: Sequence[Candidate], device: Any) -> Me
         candidates=tuple((candidates[k], statistics.median(times[k])) for k in programs),
         failed=failed,
     )
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _as_program(call: StageCall, candidate: Candidate) -> Program:

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from swiglu_jax import _table, _timing, _tuning_cache
+from swiglu_jax import _native, _table, _timing, _tuning_cache
 from swiglu_jax._artifacts import digest_of_artifacts
 from swiglu_jax._candidate import FUSED_STAGES, Candidate, StageCall
 from swiglu_jax._compat import in_clean_thread
@@ -34,6 +34,9 @@ def measurement(
 ) -> Measurement | None:
     """Measured times of a call, from memory, from disk or taken now; None where none can be.
 
+    Trials that cannot run at all are no measurement, and are tried again at the next compilation:
+    a program must not fail to compile because its data leaves no memory for them.
+
     Args:
         call: the stage call.
         candidates: what the routes offer for it.
@@ -43,9 +46,10 @@ def measurement(
         return None
     key = (call, tuple(candidates))
     with _lock:
-        if key not in _measured:
-            _measured[key] = _read_or_measure(call, candidates)
-        return _measured[key]
+        found = _measured.get(key) or _read_or_measure(call, candidates)
+        if found is not None:
+            _measured[key] = found
+        return found
 
 
 def _may_measure(call: StageCall, target: str) -> bool:
@@ -57,7 +61,7 @@ def _may_measure(call: StageCall, target: str) -> bool:
     )
 
 
-def _read_or_measure(call: StageCall, candidates: Sequence[Candidate]) -> Measurement:
+def _read_or_measure(call: StageCall, candidates: Sequence[Candidate]) -> Measurement | None:
     device = jax.local_devices(backend="cuda")[0]
     machine = _machine(device)
     path = _tuning_cache.path_of(config.cache_dir, machine, call)
@@ -72,8 +76,13 @@ def _read_or_measure(call: StageCall, candidates: Sequence[Candidate]) -> Measur
         logger.info("measuring %s", call)
         # The caller may be in the middle of a compilation, whose meshes, default device and x64
         # mode must not reach the trials.
-        measured = in_clean_thread(_measure, call, candidates, device)
-        _tuning_cache.write(path, machine, call, measured)
+        try:
+            measured = in_clean_thread(_measure, call, candidates, device)
+        except jax.errors.JaxRuntimeError as error:
+            logger.warning("not measured, since XLA's form could not be run: %s: %s", call, error)
+            return None
+        if not measured.lacked_memory:
+            _tuning_cache.write(path, machine, call, measured)
     return measured
 
 
@@ -103,8 +112,17 @@ def _machine(device: Any) -> dict[str, str]:
         "device": device.device_kind,
         "platform": device.client.platform_version,
         "jaxlib": metadata.version("jaxlib"),
+        "cudnn": _cudnn_version(),
         "kernels": digest_of_artifacts(),
     }
+
+
+def _cudnn_version() -> str:
+    """It comes in a package of its own, and the name of a plan holds for one version alone."""
+    try:
+        return str(_native.call_json("swiglu_jax_cudnn_version")["version"])
+    except RuntimeError as error:
+        return str(error)
 
 
 def decide(

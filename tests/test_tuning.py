@@ -63,6 +63,53 @@ def decide(candidates=(A, B, C), call=CALL, fused=False):
     return _tuning.decide(call, candidates, TARGET, fused=fused)
 
 
+class FullGpu(FakeGpu):
+    """A GPU with no memory left: for anything, or for kernel "a" alone."""
+
+    def __init__(self, times: dict[str, float], everything: bool):
+        super().__init__(times)
+        self.everything = everything
+
+    def measure(self, call, candidates, device):
+        measured = super().measure(call, candidates, device)
+        full = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4294967296 bytes."
+        if self.everything:
+            raise jax.errors.JaxRuntimeError(full)
+        return dataclasses.replace(measured, failed={"a": full})
+
+
+def test_a_program_compiles_where_no_memory_is_left_for_trials(on_gpu, monkeypatch, tmp_path):
+    full = on_gpu(FullGpu({}, everything=True))
+    monkeypatch.setattr(_table, "rows", lambda target: ())
+    winner, reasons = decide()
+    assert winner is None
+    assert "never measured" in reasons["exported"]
+    decide()
+    assert full.trials == 2  # there may be memory now
+    assert not list(tmp_path.glob("tuning/*.json"))
+
+
+def test_a_kernel_that_lacked_memory_has_another_chance_in_the_next_process(on_gpu):
+    on_gpu(FullGpu({"b": 60.0, "c": 70.0}, everything=False))
+    winner, reasons = decide()
+    assert winner == B
+    assert "Out of memory" in reasons["a (trial)"]
+    on_gpu(FakeGpu({"a": 50.0, "b": 60.0, "c": 70.0}))
+    assert decide()[0] == A
+
+
+def test_measurements_are_kept_apart_by_the_version_of_cudnn(monkeypatch):
+    class Gpu:
+        device_kind = "GPU"
+        client = type("Client", (), {"platform_version": "cuda 13"})
+
+    def machine(version: int):
+        monkeypatch.setattr(_tuning._native, "call_json", lambda function: {"version": version})
+        return _tuning._machine.__wrapped__(Gpu())
+
+    assert machine(92801) == machine(92801) != machine(91900)
+
+
 def test_the_fastest_candidate_serves_and_the_others_say_by_how_much(on_gpu):
     on_gpu(FakeGpu({"a": 90.0, "b": 80.0, "c": 85.0}))
     winner, reasons = decide()
@@ -121,6 +168,15 @@ def test_a_new_candidate_is_measured_and_a_withdrawn_one_is_not_chosen(on_gpu):
     on_gpu(gpu)
     assert decide((A,))[0] == A
     assert gpu.trials == 2
+
+
+def test_a_withdrawn_candidate_that_failed_is_not_spoken_of(on_gpu):
+    gpu = FakeGpu({"a": 50.0})
+    on_gpu(gpu)
+    decide((A, B))
+    on_gpu(gpu)
+    assert decide((A,)) == (A, {})
+    assert gpu.trials == 1
 
 
 @pytest.mark.parametrize(
@@ -272,6 +328,26 @@ def test_trials_time_xla_and_note_a_candidate_that_fails(outputs):
     assert A.ffi_target in measured.failed["a"]
 
 
+@pytest.mark.parametrize("text", ["", "first line\nsecond line"])
+def test_a_trial_may_fail_with_any_text(monkeypatch, text):
+    def failing(call, candidate):
+        def program(*operands):
+            raise ValueError(text)
+
+        return program
+
+    monkeypatch.setattr(_timing, "_as_program", failing)
+    call = dataclasses.replace(CALL, dtype="float32")
+    failed = _timing.measure(call, [A], jax.devices("cpu")[0]).failed
+    assert failed == {"a": text.split("\n")[0] or "ValueError"}
+
+
+def test_a_guard_against_transfers_does_not_stop_trials():
+    call = dataclasses.replace(CALL, dtype="float32")
+    with jax.transfer_guard("disallow"):
+        assert _timing.measure(call, [], jax.devices("cpu")[0]).xla_us > 0
+
+
 def test_trials_of_the_backward_stage_have_its_operands():
     call = dataclasses.replace(CALL, stage="down_dswiglu", outputs=("dup",), dtype="float32")
     assert len(_timing.operands_of(call, 8)) == 3
@@ -302,3 +378,10 @@ def test_timing_memory_is_capped():
     taken = 2 * (3 * large.h * large.i + rows * (large.h + 6 * large.i))
     assert taken <= _timing.MEMORY_CAP < 3 * taken
     assert _timing.timed_rows(CALL) == CALL.m
+
+
+@pytest.mark.parametrize("m", [1, 100, 8192])
+def test_weights_over_the_cap_are_timed_with_rows_that_say_something(m):
+    widest = dataclasses.replace(CALL, m=m, h=16384, i=53248)  # Llama 3.1 405B
+    assert 3 * 2 * widest.h * widest.i > _timing.MEMORY_CAP
+    assert min(m, _timing.FEWEST_ROWS // 2) <= _timing.timed_rows(widest) <= m
