@@ -14,7 +14,9 @@ import pytest
 import swiglu_jax
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+BUILD_REQUIRES = PYPROJECT["build-system"]["requires"]
 IMPORT_SECONDS = 0.15
 """Over jax itself: a few tens of milliseconds, with room for a busy machine."""
 
@@ -59,6 +61,22 @@ def _build(kind: str, out: Path) -> Path:
 def test_the_import_costs_little_over_jax():
     best = min(float(_python("-c", TIME_IMPORT)) for _ in range(3))
     assert best < IMPORT_SECONDS
+
+
+def test_the_build_takes_no_headers_newer_than_the_oldest_jax():
+    """XLA serves handlers of older FFI headers, and refuses those of newer ones."""
+    requirements = pytest.importorskip("packaging.requirements")
+
+    def jaxlib(texts):
+        (found,) = [r for r in map(requirements.Requirement, texts) if r.name == "jaxlib"]
+        return found.specifier
+
+    build = jaxlib(BUILD_REQUIRES)
+    oldest = min(s.version for s in jaxlib(PROJECT["dependencies"]) if s.operator == ">=")
+    major, minor = map(int, oldest.split(".")[:2])
+    assert build.contains(f"{major}.{minor}.2")
+    assert not build.contains(f"{major}.{minor + 1}.0")
+    assert not build.contains(f"{major + 1}.0.0")
 
 
 def test_the_version_is_one():
