@@ -61,15 +61,25 @@ def _load() -> ctypes.CDLL | NativeUnavailable:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         return NativeUnavailable(f"the native library can't be loaded: {error}")
-    version = library.swiglu_jax_abi_version()
-    if version != ABI_VERSION:
+    # A symbol of its own for each stage of a target: an older build may lack some.
+    wanted = ["swiglu_jax_abi_version", *(s for t in FFI_TARGETS for s in _stages(t).values())]
+    missing = [symbol for symbol in wanted if not hasattr(library, symbol)]
+    version = None if wanted[0] in missing else library.swiglu_jax_abi_version()
+    if version != ABI_VERSION or missing:
+        found = f"ABI {version}, expected {ABI_VERSION}"
+        if missing:
+            found += f"; it has no {missing[0]}"
         return NativeUnavailable(
-            f"{LIBRARY} is of another version (ABI {version}, expected {ABI_VERSION}); "
-            "run `make build` again"
+            f"{LIBRARY} is of another version ({found}); run `make build` again"
         )
     _declare(library)
     library.swiglu_jax_cudnn_set_library(_cudnn_path().encode())
     return library
+
+
+def _stages(target: str) -> dict[str, str]:
+    """The C symbol of each of a target's stages."""
+    return {"initialize": f"{target}_initialize", "execute": target}
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -156,11 +166,8 @@ def register() -> None:
     for path in _manifest.installed().libraries():
         library.swiglu_jax_exported_add_library(str(path).encode())
     for target in FFI_TARGETS:
-        stages = {"initialize": f"{target}_initialize", "execute": target}
         handlers = {
             stage: jax.ffi.pycapsule(getattr(library, symbol))
-            for stage, symbol in stages.items()
-            if hasattr(library, symbol)
+            for stage, symbol in _stages(target).items()
         }
-        if handlers:
-            jax.ffi.register_ffi_target(target, handlers, platform=PLATFORM)
+        jax.ffi.register_ffi_target(target, handlers, platform=PLATFORM)

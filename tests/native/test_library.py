@@ -80,6 +80,30 @@ def test_refuses_a_library_of_another_version(
         _native._load.cache_clear()
 
 
+def test_refuses_a_library_that_lacks_a_target(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of a checkout from before a stage was added; or no library of this package at all."""
+    source = tmp_path / "older.c"
+    for text, missing in (
+        (f"int swiglu_jax_abi_version(void) {{ return {_native.ABI_VERSION}; }}",
+         f"{_native.FFI_TARGETS[0]}_initialize"),
+        ("int unrelated;", "swiglu_jax_abi_version"),
+    ):  # fmt: skip
+        source.write_text(text)
+        # A name of its own: the loader keeps what it has opened once.
+        path = tmp_path / f"lib{missing}.so"
+        subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", path], check=True)
+        monkeypatch.setattr(_native, "LIBRARY", path)
+        _native._load.cache_clear()
+        try:
+            reason = str(_native.unavailable_reason())
+            assert f"it has no {missing}" in reason and "make build" in reason
+        finally:
+            monkeypatch.undo()
+            _native._load.cache_clear()
+
+
 def test_refuses_a_file_that_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "libswiglu_jax.so"
     path.write_text("no ELF")
