@@ -12,7 +12,7 @@ from typing import Any
 from swiglu_jax import _native
 from swiglu_jax._candidate import Candidate, Declined, StageCall
 from swiglu_jax._config import config
-from swiglu_jax._device import local_gpu_target
+from swiglu_jax._device import local_gpu_ordinal, local_gpu_target
 
 OLDEST_SM = 90
 """The fused graphs run on the engines that cuDNN generates for SM90 and newer."""
@@ -105,7 +105,7 @@ def tune(
     graph: str,
     call: StageCall,
     *,
-    device: int = 0,
+    device: int | None = None,
     plans: int = TUNING_PLANS,
     memory: int = TUNING_MEMORY,
 ) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def tune(
     Args:
         graph: "gate_up", "down_dswiglu", "dgrad" or "dswiglu".
         call: the stage call that the graph serves, with what the graph writes; every size known.
-        device: the CUDA ordinal.
+        device: the CUDA ordinal; None is the first GPU that this process uses.
         plans: how many of the heuristics' plans to build, in their order.
         memory: bytes of scratch; a call that needs more is timed with fewer rows.
 
@@ -127,6 +127,7 @@ def tune(
         RuntimeError: with cuDNN's reason, where no plan runs.
     """
     spec = native_graph(graph, call)
+    device = local_gpu_ordinal() if device is None else device
     return _native.call_json("swiglu_jax_cudnn_tune", spec, device, plans, memory)
 
 

@@ -3,6 +3,7 @@
 import ctypes
 from typing import Any
 
+import jax
 import pytest
 
 from swiglu_jax import _cudnn, _native
@@ -94,3 +95,24 @@ def test_a_candidate_that_cannot_be_timed_stays_as_it_was() -> None:
     if _cudnn.local_gpu_target() is not None:
         pytest.skip("this machine has a GPU, so it can be timed")
     assert _cudnn.refine(candidate, CALL) == candidate
+
+
+def test_plans_are_timed_on_the_gpu_that_this_process_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With jax_cuda_visible_devices the first one need not be CUDA's first."""
+
+    class Gpu:
+        local_hardware_id = 3
+
+    asked = []
+
+    def tuned(function: str, spec: _native.Graph, device: int, *limits: int) -> dict[str, Any]:
+        asked.append(device)
+        return {"plan": "e1"}
+
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [Gpu()])
+    monkeypatch.setattr(_native, "call_json", tuned)
+    monkeypatch.setattr(_cudnn, "local_gpu_target", lambda: None)
+    for candidate in _cudnn.candidates(DOWN, "sm_100a"):
+        plans = dict(_cudnn.refine(candidate, DOWN).attributes)["plan"]
+        assert plans == "|".join(["e1"] * len(_cudnn.graphs(candidate)))
+    assert asked == [3, 3, 3]
