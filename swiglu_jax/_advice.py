@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from swiglu_jax import _native
-from swiglu_jax._candidate import StageCall
+from swiglu_jax._candidate import FUSED_STAGES, StageCall
 from swiglu_jax._routes import FUSED_DTYPES
 from swiglu_jax._target import CPU
 from swiglu_jax.kernels import _manifest
@@ -25,11 +25,12 @@ def advice(route: str, reason: str, call: StageCall, target: str) -> str:
         call: the stage call.
         target: the machine that was asked about.
     """
-    return _from_the_words(route, reason) or _from_the_facts(route, reason, call, target)
+    return _from_the_words(route, reason, call) or _from_the_facts(route, reason, call, target)
 
 
-def _from_the_words(route: str, reason: str) -> str:
+def _from_the_words(route: str, reason: str, call: StageCall) -> str:
     """Where an option, a measurement or a library is the reason."""
+    force = f" ({FORCE})" if call.stage in FUSED_STAGES else ""
     if reason.startswith("implementation="):
         return "leave implementation (and SWIGLU_JAX_IMPLEMENTATION) unset to take the best route"
     if reason.startswith("SWIGLU_JAX_FROST_BWD"):
@@ -37,13 +38,15 @@ def _from_the_words(route: str, reason: str) -> str:
     if reason.startswith("forward_mode=True"):
         return "leave forward_mode out where reverse mode is all that is used"
     if route.endswith("(trial)"):
-        return "nothing; its trial failed, and what serves was tried and right (do report it)"
+        if "RESOURCE_EXHAUSTED" in reason:
+            return "compile before memory fills up: a new process tries this kernel again"
+        return "nothing; its trial failed, and that of what serves did not (do report it)"
     if "never measured" in reason:
         return "compile the call on such a GPU: it is timed there unless SWIGLU_JAX_TUNE=0"
     if "shipped table has" in reason:
-        return f"nothing; XLA was faster where the table was measured ({FORCE})"
+        return f"nothing; XLA was faster where the table was measured{force}"
     if " measured " in reason:
-        return f"nothing; the faster one serves ({FORCE})"
+        return f"nothing; the faster one serves{force}"
     if reason.startswith(("cuDNN can't be opened", "cuDNN has no")) or "is older than" in reason:
         return "pip install 'swiglu-jax[cuda13]' brings the cuDNN that JAX uses too"
     return ""

@@ -61,7 +61,15 @@ def _cache_dir() -> Path:
     text = os.environ.get("SWIGLU_JAX_CACHE_DIR", "")
     if text:
         return Path(text).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swiglu_jax"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "swiglu_jax"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        # A user without a home (a container's). Nothing is kept, rather than in a directory that
+        # others can write.
+        home = Path("/nonexistent")
+    return home / ".cache" / "swiglu_jax"
 
 
 def read_environment() -> Config:

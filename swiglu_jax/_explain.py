@@ -20,6 +20,8 @@ from swiglu_jax._residuals import ARGUMENTS, residual_plan
 from swiglu_jax._stages import STAGES, StageParams, stage_named
 from swiglu_jax._target import CPU, parse_target
 
+_TITLES = {"input_gradient": "dx", "weight_gradients": "dw"}
+
 
 @dataclass(frozen=True)
 class StageReport:
@@ -36,17 +38,16 @@ class StageReport:
     """For each of those routes, what to do about it."""
 
 
-_TITLES = {"input_gradient": "dx", "weight_gradients": "dw"}
-
-
 @dataclass(frozen=True)
 class Residual:
     """One activation kept for the backward pass."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
+    """Text stands for a symbolic size."""
     dtype: str
-    bytes: int
+    bytes: int | None
+    """None where a size is symbolic."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,16 @@ class Explanation:
         lines.append("  kept for the backward pass")
         for r in self.residuals:
             shape = ", ".join(map(str, r.shape))
-            lines.append(f"    {r.name:<5} {r.dtype}[{shape}]  {r.bytes:,} bytes")
-        total = sum(r.bytes for r in self.residuals)
-        lines.append(f"    total {total:,} bytes" if self.residuals else "    nothing")
+            lines.append(f"    {r.name:<5} {r.dtype}[{shape}]  {_bytes(r.bytes)}")
+        sizes = [r.bytes for r in self.residuals]
+        total = sum(s for s in sizes if s is not None)
+        lines.append(f"    total {_bytes(None if None in sizes else total)}" if sizes
+                     else "    nothing")  # fmt: skip
         return "\n".join(lines)
+
+
+def _bytes(size: int | None) -> str:
+    return "? bytes (a size is symbolic)" if size is None else f"{size:,} bytes"
 
 
 def explain(
@@ -98,15 +105,20 @@ def explain(
     weight_layout: str = "OI",
     implementation: str | None = None,
     forward_mode: bool = False,
-    wrt: Iterable[str] = ARGUMENTS,
+    wrt: str | Iterable[str] = ARGUMENTS,
     target: str | None = None,
 ) -> Explanation:
-    """Say how ``swiglu_mlp`` would serve these arguments; nothing runs.
+    """Say how ``swiglu_mlp`` would serve these arguments; the op itself does not run.
+
+    On the GPU that is asked about, a stage that was never measured at this shape is timed, as
+    compiling the call would time it (unless SWIGLU_JAX_TUNE=0); the choice is kept.
 
     Args:
-        x, w_gate, w_up, w_down: arrays or ``jax.ShapeDtypeStruct``, as swiglu_mlp takes them.
+        x, w_gate, w_up, w_down: arrays or ``jax.ShapeDtypeStruct`` (symbolic sizes too), as
+            swiglu_mlp takes them.
         weight_layout, implementation, forward_mode: as swiglu_mlp takes them.
-        wrt: the arguments that are differentiated; empty for a forward pass alone.
+        wrt: the names of the arguments that are differentiated, or one name; empty for a
+            forward pass alone.
         target: the machine to ask about: "sm_90a", "sm_100a" or "cpu"; None asks about the
             platform that JAX runs on here (or SWIGLU_JAX_TARGET).
 
@@ -119,7 +131,7 @@ def explain(
     """
     implementation = check_options(weight_layout, implementation)
     check_arrays(x, w_gate, w_up, w_down, weight_layout)
-    wrt = tuple(wrt)
+    wrt = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in wrt:
         if name not in ARGUMENTS:
             raise ValueError(f"wrt: expected names of {', '.join(ARGUMENTS)}, got {name!r}")
@@ -159,11 +171,15 @@ def explain(
         operands = (x, inner, inner, inner, x)
         gradients["weight_gradients"] = report("weight_gradients", weights, operands)
     shapes = {name: inner.shape for name in ("h", "gate", "up")} | {"x": tuple(x.shape)}
-    residuals = tuple(
-        Residual(n, shapes[n], str(x.dtype), math.prod(shapes[n]) * np.dtype(x.dtype).itemsize)
-        for n in plan.kept
-    )
+    residuals = tuple(_residual(name, shapes[name], x.dtype) for name in plan.kept)
     return Explanation(target, forward, backward, gradients, residuals)
+
+
+def _residual(name: str, shape: tuple[Any, ...], dtype: Any) -> Residual:
+    sizes = tuple(size if isinstance(size, int) else str(size) for size in shape)
+    known = all(isinstance(size, int) for size in shape)
+    count = math.prod(shape) * np.dtype(dtype).itemsize if known else None
+    return Residual(name, sizes, str(dtype), count)
 
 
 def _asked_target(target: str | None) -> str:

@@ -152,12 +152,17 @@ def decide(
     else:
         winner = candidates[0] if fused else None
         lost = "never measured for this shape, and no row of the shipped table speaks for it"
-        if call.stage in FUSED_STAGES:
-            lost += '; implementation="fused" takes it'
     reasons: dict[str, str] = {}
-    if winner is None:
-        for candidate in candidates:  # the preferred one of each route comes first
-            reasons.setdefault(candidate.route, f"{candidate.kernel}: {lost}")
+    for candidate in candidates:  # the preferred one of each route comes first
+        if winner is None:
+            reason = f"{candidate.kernel}: {lost}"
+            if row is None and candidate == candidates[0] and call.stage in FUSED_STAGES:
+                reason += '; implementation="fused" takes it'
+            reasons.setdefault(candidate.route, reason)
+        elif candidate.route != winner.route:
+            by = "never measured for this shape" if row is None else "by the shipped table"
+            reason = f"{candidate.kernel}: {by}, {winner.kernel} comes first"
+            reasons.setdefault(candidate.route, reason)
     return winner, reasons
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from support import LAYOUTS
 
-from swiglu_jax import _cudnn, _exported, _native, _routes, _table, _tuning, explain
+from swiglu_jax import _config, _cudnn, _exported, _native, _routes, _table, _tuning, explain
 from swiglu_jax._advice import advice
 from swiglu_jax._candidate import StageCall
 from swiglu_jax._config import config
@@ -100,6 +100,25 @@ def test_the_table_names_stages_residuals_and_bytes():
     assert set(data["forward"]["advice"]) == set(data["forward"]["declined"])
 
 
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_symbolic_sizes_are_explained(target):
+    (rows,) = jax.export.symbolic_shape("rows")
+    e = explain(*_shapes(lead=(rows,)), target=target)
+    assert "gate  bfloat16[rows, 4096]  ? bytes" in str(e)
+    data = json.loads(json.dumps(e.to_dict()))
+    assert data["residuals"][0] == {
+        "name": "gate", "shape": ["rows", 4096], "dtype": "bfloat16", "bytes": None,
+    }  # fmt: skip
+
+
+def test_one_name_may_stand_for_a_set_of_one():
+    assert explain(*_shapes(), wrt="w_up", target="cpu") == explain(
+        *_shapes(), wrt=("w_up",), target="cpu"
+    )
+    with pytest.raises(ValueError, match=r"wrt: expected names of .*, got 'w_gat'"):
+        explain(*_shapes(), wrt="w_gat", target="cpu")
+
+
 def _changed(monkeypatch, **changes):
     for module in (_cudnn, _exported, _routes, _tuning):
         monkeypatch.setattr(module, "config", dataclasses.replace(config, **changes))
@@ -158,6 +177,10 @@ DECLINES = {
         lambda m: _measured(m, {"exported": 90, "cudnn": 95}),
         {}, {"target": "sm_100a"}, "nothing; the faster one",
     ),
+    "a trial without memory": (
+        lambda m: _measured(m, {"exported": 120}, {"cuDNN graph": "RESOURCE_EXHAUSTED: 4 GiB"}),
+        {}, {}, "a new process tries this kernel again",
+    ),
     "a trial that failed": (
         lambda m: _measured(m, {"exported": 120}, {"cuDNN graph": "CUDNN_STATUS"}),
         {}, {}, "its trial failed",
@@ -174,6 +197,27 @@ def test_every_decline_says_what_to_do(name, monkeypatch):
         assert set(stage.advice) == set(stage.declined)
         assert all(stage.advice.values())
     assert todo in str(explained)
+
+
+@pytest.mark.parametrize("slower", [_in_the_table, lambda m: _measured(m, {"exported": 120})])
+def test_fused_is_advised_for_the_fused_stages_alone(monkeypatch, slower):
+    slower(monkeypatch)
+    e = explain(*_shapes(), target="sm_90a")
+    for stage in (e.forward, e.backward):
+        assert 'implementation="fused"' in stage.advice["exported"]
+    for stage in e.gradients.values():
+        assert stage.route == "xla"
+        assert 'implementation="fused"' not in str(stage)
+
+
+def test_a_route_that_was_never_measured_says_who_comes_first(monkeypatch):
+    monkeypatch.setattr(_table, "lookup", lambda *_: None)
+    neither = explain(*_shapes(), target="sm_100a").forward
+    takes = {route for route, why in neither.declined.items() if '"fused" takes it' in why}
+    fused = explain(*_shapes(), target="sm_100a", implementation="fused").forward
+    assert takes == {fused.route}
+    (other,) = {"exported", "cudnn"} - takes
+    assert f"{fused.kernel} comes first" in fused.declined[other]
 
 
 def test_no_padding_is_advised_where_none_would_help():
@@ -260,6 +304,16 @@ def test_a_malformed_variable_is_named_at_import(name, value):
     assert done.returncode != 0
     assert f"ValueError: {name}: expected" in done.stderr
     assert repr(value) in done.stderr
+
+
+def test_a_user_without_a_home_can_import(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(_config.Path, "home", no_home)
+    for name in ("SWIGLU_JAX_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert not _config.read_environment().cache_dir.exists()
 
 
 @pytest.mark.parametrize("implementation", ["xla", "fused"])
