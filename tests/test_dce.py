@@ -46,6 +46,18 @@ def _all(stage, layout, implementation):
     return lambda *a: STAGES[stage].bind(*a, params=params)
 
 
+def test_an_axis_over_weights_of_an_unused_operand_alone_stays(rng):
+    """dup does not need up, but under a vmap over up it has the axis all the same."""
+    dy, w_down, gate, up = _operands(rng, "down_dswiglu")
+    ups = jnp.stack([up, 2 * up])
+    params = StageParams(("dgate", "dup"), "OI", "xla")
+
+    def dup(up):
+        return down_dswiglu.bind(dy, w_down, gate, up, params=params)["dup"]
+
+    check(list(jax.jit(jax.vmap(dup))(ups)), [float64(dup(up))] * 2, BOUND)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "stage, used", CASES, ids=lambda v: v if isinstance(v, str) else "+".join(v)

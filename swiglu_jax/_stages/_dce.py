@@ -21,6 +21,9 @@ def _rule(stage: Stage, used: list[bool], eqn: Any) -> tuple[list[bool], Any]:
     outputs = tuple(name for name, use in zip(params.outputs, used, strict=True) if use)
     before, after = stage.needed(params.outputs), stage.needed(outputs)
     keep = [need for need, had in zip(after, before, strict=True) if had]
+    if params.batched and not any(b and k for b, k in zip(params.batched, keep, strict=True)):
+        # The used results have the axis over weights too, and no operand left would give it.
+        return [True] * len(eqn.invars), eqn
     eqn = eqn.replace(
         invars=[v for v, k in zip(eqn.invars, keep, strict=True) if k],
         outvars=[v for v, use in zip(eqn.outvars, used, strict=True) if use],
