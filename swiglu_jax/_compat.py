@@ -136,6 +136,11 @@ def offloaded_equations(eqn: Any, where: Any) -> tuple[Any, Any, list[core.Var]]
 # Lowering and partitioning.
 
 
+def lowering_platforms(ctx: Any) -> tuple[str, ...]:
+    """The platforms that a lowering rule is asked to lower for: some of the program's."""
+    return tuple(ctx.platforms or ctx.module_context.platforms)
+
+
 def left_to_partitioner(ctx: Any) -> bool:
     """Whether XLA will divide what is being lowered among devices.
 

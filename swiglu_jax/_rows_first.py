@@ -59,7 +59,8 @@ def rows_first(name: str, of: Callable[[Any], Callable[..., jax.Array]]) -> Call
             return function(options, levels)(*full)
 
         primals_in = tuple(p for p, m in zip(primals, moving, strict=True) if m)
-        return jax.jvp(of_moving, primals_in, tuple(t for t in tangents if type(t) is not ad.Zero))
+        tangents_in = tuple(t for t, m in zip(tangents, moving, strict=True) if m)
+        return jax.jvp(of_moving, primals_in, tangents_in)
 
     def batch(
         operands: Sequence[Any], dims: Sequence[int | None], *, options: Any, levels: Levels

@@ -157,8 +157,10 @@ def test_where_programs_are_left_to_the_partitioner():
     probe.def_abstract_eval(lambda x: x)
 
     counts = []
+    platforms = []
 
     def lower(ctx, x):
+        platforms.append(_compat.lowering_platforms(ctx))
         seen.append(_compat.left_to_partitioner(ctx))
         counts.append(_compat.device_count(ctx))
         return [x]
@@ -187,6 +189,13 @@ def test_where_programs_are_left_to_the_partitioner():
     )
     assert left(partly, in_shardings=sharded) is True
     assert counts == [1, 4, 4, 4]
+
+    platforms.clear()
+    jax.jit(probe.bind).trace(x).lower(lowering_platforms=("cuda", "cpu"))
+    assert platforms == [("cuda", "cpu")]
+    mlir.register_lowering(probe, lambda ctx, x: [x], platform="cuda")
+    jax.jit(lambda x: probe.bind(x)).trace(x).lower(lowering_platforms=("cuda", "cpu"))
+    assert platforms[-1] == ("cpu",)
 
 
 def test_a_clean_thread_sees_no_context_and_hands_back_errors():

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import PLANS, collectives, mesh, op, shardings, training_step
 from support import LAYOUTS, plain
 
-from swiglu_jax import _device, _native
+from swiglu_jax import _device, _native, _routes
 
 pytestmark = pytest.mark.usefixtures("on_cpu", "names_stand_for_handlers")
 
@@ -79,6 +79,29 @@ def test_training_step(target, plan, layout):
     assert _calls(ours) == [("down_dswiglu", local), ("gate_up", local)]
     assert _kinds(ours) == _kinds(theirs)
     assert "_partitioned" not in ours
+
+
+def _logged(monkeypatch, caplog, step, shapes, **options) -> list[str]:
+    """What SWIGLU_JAX_LOG=1 says of a program's lowering for CUDA."""
+    monkeypatch.setattr(_routes, "config", dataclasses.replace(_routes.config, log=True))
+    jax.jit(step, **options).trace(*shapes).lower(lowering_platforms=("cuda",))
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_products_that_xla_divides_are_logged(target, monkeypatch, caplog):
+    on = tuple(shardings("dp", mesh(**PLANS["dp"][0]), "OI"))
+    lines = _logged(monkeypatch, caplog, training_step(op()), _shapes(), in_shardings=on)
+    for stage in ("input_gradient", "weight_gradients"):
+        (line,) = (line for line in lines if line.startswith(stage))
+        assert f"on {target}: xla" in line
+        assert "for several devices XLA divides these products" in line
+
+
+def test_products_of_weights_of_their_own_are_logged(target, monkeypatch, caplog):
+    shapes = _shapes(lead=(2, ROWS), stacked=(2,))
+    lines = _logged(monkeypatch, caplog, training_step(jax.vmap(op())), shapes)
+    (line,) = (line for line in lines if line.startswith("weight_gradients"))
+    assert "a batched GEMM, not a loop of kernels" in line
 
 
 def _kinds(text: str) -> dict[tuple[str, str], int]:

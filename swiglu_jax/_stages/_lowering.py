@@ -9,7 +9,7 @@ from jax.interpreters import mlir
 
 from swiglu_jax import _routes
 from swiglu_jax._candidate import FUSED_STAGES, Choice
-from swiglu_jax._compat import left_to_partitioner
+from swiglu_jax._compat import left_to_partitioner, lowering_platforms
 from swiglu_jax._stages import _partitioning
 from swiglu_jax._stages._params import StageParams
 from swiglu_jax._stages._program import program
@@ -24,7 +24,7 @@ def register(stage: Stage) -> None:
 
 
 def _lower_elsewhere(stage: Stage, ctx: Any, *operands: Any, params: StageParams) -> Any:
-    platforms = ctx.platforms or ctx.module_context.platforms
+    platforms = lowering_platforms(ctx)
     call, declined = stage.call(ctx.avals_in, params), _routes.no_gpu(platforms)
     if params.implementation == "fused" and stage.name in FUSED_STAGES:
         raise _routes.not_served(call, declined)

@@ -22,7 +22,7 @@ from typing import Any
 
 from swiglu_jax import _compat, _routes
 from swiglu_jax._artifacts import digest_of_artifacts
-from swiglu_jax._candidate import StageCall
+from swiglu_jax._candidate import FUSED_STAGES, Choice, StageCall
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
 from swiglu_jax._stages._params import StageParams
@@ -33,8 +33,9 @@ from swiglu_jax._version import __version__
 
 
 def register(stage: Stage) -> None:
-    """Teach XLA to partition the stage's call."""
-    _compat.register_partitioner(_target(stage), functools.partial(_partition, stage))
+    """Teach XLA to partition the stage's call, if this partitioner can divide it."""
+    if stage.divisible:
+        _compat.register_partitioner(_target(stage), functools.partial(_partition, stage))
 
 
 def _target(stage: Stage) -> str:
@@ -51,8 +52,6 @@ def can_partition(stage: Stage, ctx: Any, params: StageParams) -> bool:
     Raises:
         NotImplementedError: implementation="fused", where no device could run a fused kernel.
     """
-    if not stage.divisible:
-        return False
     call = asked_call(stage, ctx.avals_in, params)
     static = all(isinstance(size, int) for aval in ctx.avals_in for size in aval.shape)
     target = lowering_target()
@@ -60,7 +59,10 @@ def can_partition(stage: Stage, ctx: Any, params: StageParams) -> bool:
         # As on one device, where this raises for "fused".
         _routes.choose(call, params.implementation)
         return False
-    if not _compat.shardy_partitions():
+    if not stage.divisible:
+        reason = "in a program for several devices XLA divides these products, with its own GEMMs"
+        declined = dict.fromkeys(_routes.PROVIDERS, reason)
+    elif not _compat.shardy_partitions():
         reason = "programs for several devices need JAX's Shardy partitioner, which is off"
         declined = dict.fromkeys(_routes.PROVIDERS, reason)
     elif not static:
@@ -71,8 +73,9 @@ def can_partition(stage: Stage, ctx: Any, params: StageParams) -> bool:
         devices = _compat.device_count(ctx)
         if found or any(_routes.candidates(c, target)[0] for c in _shares(call, devices)):
             return True
-    if params.implementation == "fused":
+    if params.implementation == "fused" and stage.name in FUSED_STAGES:
         raise _routes.not_served(call, declined)
+    _routes.logged(call, target, Choice(None, declined))
     return False
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from swiglu_jax import _native, _routes
-from swiglu_jax._candidate import Candidate, StageCall
+from swiglu_jax._candidate import Candidate, Choice, StageCall
 from swiglu_jax._stages._params import StageParams
 from swiglu_jax._stages._stage import Stage
 
@@ -32,7 +32,9 @@ def program(
         NotImplementedError: implementation="fused" and every candidate declined.
     """
     if params.batched and not stage.keeps_rows:
-        # One small result for each element: a batched GEMM, not a loop of kernels.
+        reason = "one small result for each element of vmap: a batched GEMM, not a loop of kernels"
+        declined = dict.fromkeys(_routes.PROVIDERS, reason)
+        _routes.logged(stage.call(avals, params), platform, Choice(None, declined))
         return functools.partial(stage.evaluate, params=params), False
     choice = _routes.choose(asked_call(stage, avals, params), params.implementation)
     if choice.candidate is None:
