@@ -1,17 +1,14 @@
 """What a user can do about a decline: the second half of every reason that ``explain`` gives."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from swiglu_jax import _native
 from swiglu_jax._candidate import FUSED_STAGES, StageCall
+from swiglu_jax._cudnn import OLDEST_SM, ROW_MULTIPLE
 from swiglu_jax._routes import FUSED_DTYPES
 from swiglu_jax._target import CPU
 from swiglu_jax.kernels import _manifest
-
-OLDEST_SM = 90
-ROW_MULTIPLE = 8
-"""Of H and I: rows of 16 bytes, which every fused kernel loads."""
 
 FORCE = 'implementation="fused" takes the fastest kernel all the same'
 
@@ -91,6 +88,14 @@ def _paddings(route: str, call: StageCall, target: str) -> Iterator[str]:
         multiple = needed[letter]
         if size is not None and size % multiple:
             yield f"pad {letter}={size} to {-(-size // multiple) * multiple}"
+
+
+def said_once(declines: Iterable[list[str]]) -> Iterator[list[str]]:
+    """The lines of each stage's declines; those of the stage before are not repeated."""
+    before: list[str] = []
+    for lines in declines:
+        yield ["declined as above"] if lines and lines == before else lines
+        before = lines
 
 
 def decline_lines(declined: Mapping[str, str], advices: Mapping[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from swiglu_jax import _routes
-from swiglu_jax._advice import advice, decline_lines
+from swiglu_jax._advice import advice, decline_lines, said_once
 from swiglu_jax._candidate import StageCall
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
@@ -93,16 +93,13 @@ def format_report(report: dict[str, Any], kernels: bool = False) -> str:
     lines.append("devices: " + ", ".join(report["devices"]))
     lines.append("settings: " + ", ".join(f"{k}={v}" for k, v in report["settings"].items()))
     lines.append(f"routes of a bf16 training step on {report['target']}:")
-    before: list[str] = []
-    for stage, routes in report["stages"].items():
+    stages = report["stages"]
+    declines = said_once(decline_lines(r["declined"], r["advice"]) for r in stages.values())
+    for (stage, routes), declined in zip(stages.items(), declines, strict=True):
         lines.append(f"  {stage}")
         for route, names in routes["serving"].items():
             lines += [f"    {route:<9} {name}" for name in names]
-        declines = decline_lines(routes["declined"], routes["advice"])
-        lines += [f"    {line}" for line in declines if declines != before]
-        if declines and declines == before:
-            lines.append("    declined as above")
-        before = declines
+        lines += [f"    {line}" for line in declined]
     compilers = ", ".join(f"{k} {v}" for k, v in report["kernels_compiled_with"].items())
     lines.append(f"exported kernels: {len(report['kernels'])}, compiled with {compilers or '-'}")
     lines += _each(report["kernels"]) if kernels else _counted(report["kernels"])

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from swiglu_jax import _routes
-from swiglu_jax._advice import advice, decline_lines
+from swiglu_jax._advice import advice, decline_lines, said_once
 from swiglu_jax._arguments import check_arrays, check_options
 from swiglu_jax._candidate import Choice
 from swiglu_jax._config import config
@@ -68,19 +68,13 @@ class Explanation:
     def __str__(self) -> str:
         """A table for people."""
         lines = [f"swiglu_mlp on {self.target}"]
-        before: list[str] = []
-        for title, stage in (
-            ("forward", self.forward),
-            ("backward", self.backward),
-            *((_TITLES[name], stage) for name, stage in self.gradients.items()),
-        ):
+        stages = {"forward": self.forward, "backward": self.backward}
+        stages |= {_TITLES[name]: stage for name, stage in self.gradients.items()}
+        declines = said_once(decline_lines(s.declined, s.advice) for s in stages.values())
+        for (title, stage), declined in zip(stages.items(), declines, strict=True):
             asked = ", ".join(stage.outputs) or "no fused stage"
             lines.append(f"  {title:<9} {stage.route:<9} {stage.kernel}  ({asked})")
-            declines = decline_lines(stage.declined, stage.advice)
-            lines += [f"    {line}" for line in declines if declines != before]
-            if declines and declines == before:
-                lines.append("    declined as above")
-            before = declines
+            lines += [f"    {line}" for line in declined]
         lines.append("  kept for the backward pass")
         for r in self.residuals:
             shape = ", ".join(map(str, r.shape))

@@ -45,6 +45,9 @@ def measurement(
     if not _may_measure(call, target):
         return None
     key = (call, tuple(candidates))
+    found = _measured.get(key)
+    if found is not None:  # no need to wait for another thread's trials
+        return found
     with _lock:
         found = _measured.get(key) or _read_or_measure(call, candidates)
         if found is not None:

@@ -5,6 +5,8 @@ import json
 import math
 import multiprocessing
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -155,6 +157,31 @@ def test_a_call_is_measured_once_in_a_process_and_once_on_a_machine(on_gpu):
     assert decide()[0] == A
     assert gpu.trials == 1
     decide(call=dataclasses.replace(CALL, m=512))
+    assert gpu.trials == 2
+
+
+def test_threads_measure_a_call_once_and_a_known_call_does_not_wait(on_gpu):
+    started, may_end = threading.Event(), threading.Event()
+
+    class SlowGpu(FakeGpu):
+        def measure(self, call, candidates, device):
+            if call.m == 512:
+                started.set()
+                assert may_end.wait(60)
+            return super().measure(call, candidates, device)
+
+    gpu = on_gpu(SlowGpu({"a": 50.0, "b": 60.0, "c": 70.0}))
+    decide()
+    new = dataclasses.replace(CALL, m=512)
+    with ThreadPoolExecutor(3) as pool:
+        try:
+            compilations = [pool.submit(decide, call=new) for _ in range(2)]
+            assert started.wait(60)
+            assert pool.submit(decide).result(60)[0] == A
+            assert not any(c.done() for c in compilations)
+        finally:
+            may_end.set()
+        assert [c.result(60)[0] for c in compilations] == [A, A]
     assert gpu.trials == 2
 
 
