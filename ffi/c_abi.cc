@@ -1,6 +1,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <cudnn_frontend/thirdparty/nlohmann/json.hpp>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <string>
@@ -59,12 +60,27 @@ cudnn::GraphSpec spec_of(const swiglu_jax_graph& graph) {
   } else {
     throw Refused("graph: expected gate_up, down_dswiglu, dgrad or dswiglu, got " + name);
   }
-  if (layout != "OI" && layout != "IO") throw Refused("weight_layout: got " + layout);
-  if (dtype != "bfloat16" && dtype != "float16") throw Refused("dtype: got " + dtype);
+  if (layout != "OI" && layout != "IO") {
+    throw Refused("weight_layout: expected OI or IO, got " + layout);
+  }
+  if (dtype != "bfloat16" && dtype != "float16") {
+    throw Refused("dtype: expected bfloat16 or float16, got " + dtype);
+  }
   const int64_t all = spec.kind == cudnn::Kind::kDgrad ? 1 : 7;
   if (graph.outputs < 1 || graph.outputs > all) {
-    throw Refused("outputs: got " + std::to_string(graph.outputs));
+    throw Refused("outputs: expected a bitmask of 1 to " + std::to_string(all) + ", got " +
+                  std::to_string(graph.outputs));
   }
+  // Products of two sizes, in bytes, then fit 63 bits.
+  const int64_t most = std::numeric_limits<int32_t>::max();
+  const auto check_size = [most](const char* what, int64_t size, int64_t least) {
+    if (size >= least && size <= most) return;
+    throw Refused(std::string(what) + ": expected " + std::to_string(least) + " to " +
+                  std::to_string(most) + ", got " + std::to_string(size));
+  };
+  check_size("m", graph.m, 1);
+  check_size("h", graph.h, spec.kind == cudnn::Kind::kDswiglu ? 0 : 1);  // it reads no weight
+  check_size("i", graph.i, 1);
   spec.outputs = static_cast<unsigned>(graph.outputs);
   spec.in_out_weights = layout == "IO";
   spec.dtype = dtype == "bfloat16" ? cudnn::Dtype::kBf16 : cudnn::Dtype::kF16;
@@ -116,6 +132,7 @@ char* swiglu_jax_cudnn_build(const swiglu_jax_graph* graph, const char* descript
               {"names", names},
               {"buffers", buffers}};
     }
+    if (plans->size() == 0) throw Refused("cuDNN has no plan for it");
     throw Refused("none of cuDNN's " + std::to_string(plans->size()) +
                   " plans builds; the first: " + plans->entry(0).refusal);
   });

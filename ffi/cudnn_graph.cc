@@ -308,6 +308,7 @@ std::unique_ptr<Plans> Plans::named(const GraphSpec& spec, const Device& device,
   check(impl->graph->create_execution_plan(engine, knobs));
   impl->describe_entries();
   std::unique_ptr<Plans> plans(new Plans(std::move(impl)));
+  if (plans->size() == 0) throw Refused("cuDNN has no plan " + name + " for it");
   if (!plans->build(0, INT64_MAX)) throw Refused(plans->entry(0).refusal);
   return plans;
 }

@@ -77,14 +77,14 @@ std::vector<Step> steps(Form form, const StageCall& call, std::string_view plan)
 ffi::Error serve(Form form, Moment moment, CUstream stream, ffi::RemainingArgs args,
                  ffi::RemainingRets rets, int64_t outputs, std::string_view weight_layout,
                  std::string_view plan) {
-  StageCall call;
-  const Stage stage = form == Form::kGateUp ? Stage::kGateUp : Stage::kDownDswiglu;
-  if (auto error = decode(stage, args, rets, outputs, weight_layout, &call)) return *error;
-  if (call.m == 0) return ffi::Error::Success();
-  if (moment == Moment::kExecute) {
-    if (auto error = check_addresses(call)) return *error;
-  }
   try {
+    StageCall call;
+    const Stage stage = form == Form::kGateUp ? Stage::kGateUp : Stage::kDownDswiglu;
+    if (auto error = decode(stage, args, rets, outputs, weight_layout, &call)) return *error;
+    if (writes_nothing(call)) return ffi::Error::Success();
+    if (moment == Moment::kExecute) {
+      if (auto error = check_addresses(call)) return *error;
+    }
     CUcontext context;
     driver::check(SWIGLU_JAX_CU(cuStreamGetCtx)(stream, &context), "cuStreamGetCtx");
     const driver::CurrentContext current(context);

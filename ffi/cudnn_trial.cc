@@ -78,6 +78,17 @@ TrialBuffers::TrialBuffers(const GraphSpec& spec, CUstream stream) : spec_(spec)
     throw Refused("no room for the " + std::to_string(total_ >> 20) +
                   " MiB that timing cuDNN's plans takes: " + driver::describe(status));
   }
+  try {
+    fill(stream);
+  } catch (...) {
+    // No destructor runs for an object that was never whole.
+    SWIGLU_JAX_CU(cuMemFree)(base_);
+    throw;
+  }
+}
+
+void TrialBuffers::fill(CUstream stream) {
+  const auto total = static_cast<size_t>(total_);
   for (int64_t offset : offsets_) {
     buffers_.push_back(reinterpret_cast<void*>(base_ + static_cast<CUdeviceptr>(offset)));
   }

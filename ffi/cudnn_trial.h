@@ -32,6 +32,8 @@ class TrialBuffers {
   std::string verdict(CUstream stream) const;
 
  private:
+  // Sets the buffers' addresses, and their contents to noise.
+  void fill(CUstream stream);
   // Operand `buffer` at `index`, as the GPU has it.
   double operand(size_t buffer, int64_t index) const;
   // Result number `index` in `spec_`'s order, for every result.

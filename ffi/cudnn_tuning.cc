@@ -71,6 +71,7 @@ const Trial& Tuning::fastest() const {
       best = &trial;
     }
   }
+  if (trials.empty()) throw Refused("cuDNN has no plan for it");
   if (best == nullptr) throw Refused("every plan of cuDNN was passed over" + reasons);
   return *best;
 }

@@ -8,6 +8,9 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
+#include <array>
+#include <atomic>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -76,15 +79,26 @@ class CurrentContext {
   CurrentContext& operator=(const CurrentContext&) = delete;
 };
 
-// A device's primary context, the one XLA and cuDNN use. Retained once per device and never
-// released: a captured graph or a cached plan can need it until the process ends.
+// A device's primary context, the one XLA and cuDNN use. Retained once per device, since the driver
+// counts, and never released: a captured graph or a cached plan can need it until the process ends.
 inline CUcontext primary_context(int device_ordinal) {
-  static_assert(sizeof(CUdevice) == sizeof(int));
+  constexpr int kMostDevices = 64;
+  static std::array<std::atomic<CUcontext>, kMostDevices> contexts{};
+  static std::mutex mutex;
+  if (device_ordinal < 0 || device_ordinal >= kMostDevices) {
+    throw Error("device: expected 0 to " + std::to_string(kMostDevices - 1) + ", got " +
+                std::to_string(device_ordinal));
+  }
+  std::atomic<CUcontext>& kept = contexts[static_cast<size_t>(device_ordinal)];
+  if (CUcontext known = kept.load(std::memory_order_acquire)) return known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (CUcontext known = kept.load(std::memory_order_relaxed)) return known;
   check(SWIGLU_JAX_CU(cuInit)(0), "cuInit");
   CUdevice device;
   check(SWIGLU_JAX_CU(cuDeviceGet)(&device, device_ordinal), "cuDeviceGet");
   CUcontext context;
   check(SWIGLU_JAX_CU(cuDevicePrimaryCtxRetain)(&context, device), "cuDevicePrimaryCtxRetain");
+  kept.store(context, std::memory_order_release);
   return context;
 }
 

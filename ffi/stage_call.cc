@@ -1,5 +1,6 @@
 #include "ffi/stage_call.h"
 
+#include <array>
 #include <sstream>
 
 namespace swiglu_jax {
@@ -9,14 +10,16 @@ namespace ffi = xla::ffi;
 
 struct Description {
   const char* name;
-  std::vector<const char*> outputs;  // in canonical order
+  unsigned count;
+  std::array<const char*, 3> outputs;  // `count` of them, in canonical order
 };
 
 const Description& describe(Stage stage) {
-  static const Description all[] = {{"gate_up", {"h", "gate", "up"}},
-                                    {"down_dswiglu", {"dgate", "dup", "h"}},
-                                    {"input_gradient", {"x"}},
-                                    {"weight_gradients", {"w_gate", "w_up", "w_down"}}};
+  // Constants: a call may come while the process exits, after destructors of statics.
+  static constexpr Description all[] = {{"gate_up", 3, {"h", "gate", "up"}},
+                                        {"down_dswiglu", 3, {"dgate", "dup", "h"}},
+                                        {"input_gradient", 1, {"x"}},
+                                        {"weight_gradients", 3, {"w_gate", "w_up", "w_down"}}};
   return all[static_cast<size_t>(stage)];
 }
 
@@ -81,11 +84,11 @@ class Reader {
     if (first_) call_->dtype = dtype;
     first_ = false;
     if (dtype != ffi::DataType::BF16 && dtype != ffi::DataType::F16) {
-      throw Mismatch{std::string(name) + ": expected bf16 or f16, got XLA's dtype number " +
-                     std::to_string(static_cast<int>(dtype))};
+      throw Mismatch{std::string(name) + ": expected bf16 or f16, got " + name_of(dtype)};
     }
     if (dtype != call_->dtype) {
-      throw Mismatch{std::string(name) + ": expected the dtype of the first operand"};
+      throw Mismatch{std::string(name) + ": expected the dtype of the first operand, " +
+                     name_of(call_->dtype) + ", got " + name_of(dtype)};
     }
   }
 
@@ -181,9 +184,9 @@ void* read_result(const std::string& name, unsigned bit, const ffi::AnyBuffer& b
 
 void decode_or_throw(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t outputs,
                      std::string_view weight_layout, StageCall* call) {
-  const std::vector<const char*>& names = describe(call->stage).outputs;
-  if (outputs < 1 || outputs >= int64_t{1} << names.size()) {
-    throw Mismatch{"attribute outputs: expected a set of " + std::to_string(names.size()) +
+  const Description& stage = describe(call->stage);
+  if (outputs < 1 || outputs >= int64_t{1} << stage.count) {
+    throw Mismatch{"attribute outputs: expected a set of " + std::to_string(stage.count) +
                    " as a bitmask, got " + std::to_string(outputs)};
   }
   if (weight_layout != "OI" && weight_layout != "IO") {
@@ -203,26 +206,36 @@ void decode_or_throw(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t o
   read_operands(args, reader, call);
 
   size_t count = 0;
-  for (unsigned bit = 0; bit < names.size(); ++bit) count += has(*call, bit);
+  for (unsigned bit = 0; bit < stage.count; ++bit) count += has(*call, bit);
   if (rets.size() != count && rets.size() != count + 1) {
     throw Mismatch{"expected " + std::to_string(count) + " results and perhaps scratch, got " +
                    std::to_string(rets.size())};
   }
   size_t index = 0;
-  for (unsigned bit = 0; bit < names.size(); ++bit) {
+  for (unsigned bit = 0; bit < stage.count; ++bit) {
     if (!has(*call, bit)) continue;
-    const std::string name = std::string("result ") + names[bit];
+    const std::string name = std::string("result ") + stage.outputs[bit];
     call->results.push_back(read_result(name, bit, result(rets, index++), reader, call));
   }
   if (rets.size() == count + 1) {
     const ffi::AnyBuffer scratch = result(rets, count);
-    if (scratch.element_type() != ffi::DataType::U8) throw Mismatch{"scratch: expected uint8"};
+    if (scratch.element_type() != ffi::DataType::U8) {
+      throw Mismatch{"scratch: expected uint8, got " + name_of(scratch.element_type())};
+    }
     call->scratch = scratch.untyped_data();
     call->scratch_bytes = static_cast<int64_t>(scratch.element_count());
   }
 }
 
 }  // namespace
+
+const char* name_of(Stage stage) { return describe(stage).name; }
+
+std::string name_of(ffi::DataType dtype) {
+  if (dtype == ffi::DataType::BF16) return "bf16";
+  if (dtype == ffi::DataType::F16) return "f16";
+  return "XLA's dtype number " + std::to_string(static_cast<int>(dtype));
+}
 
 bool writes_nothing(const StageCall& call) {
   switch (call.stage) {
@@ -240,8 +253,7 @@ std::optional<ffi::Error> decode(Stage stage, ffi::RemainingArgs args, ffi::Rema
   try {
     decode_or_throw(args, rets, outputs, weight_layout, call);
   } catch (const Mismatch& mismatch) {
-    return ffi::Error::InvalidArgument(
-        std::string(describe(stage).name) + ": " + mismatch.text);
+    return ffi::Error::InvalidArgument(std::string(name_of(stage)) + ": " + mismatch.text);
   }
   return std::nullopt;
 }
@@ -250,21 +262,17 @@ std::optional<ffi::Error> check_addresses(const StageCall& call) {
   const auto bad = [](const void* address) {
     return address == nullptr || reinterpret_cast<uintptr_t>(address) % 16 != 0;
   };
+  const auto refusal = [](const std::string& name, const void* address) {
+    return ffi::Error::InvalidArgument(name + ": expected a 16-byte aligned address, got " +
+                                       std::to_string(reinterpret_cast<uintptr_t>(address)));
+  };
   for (size_t k = 0; k < call.operands.size(); ++k) {
-    if (bad(call.operands[k])) {
-      return ffi::Error::InvalidArgument("operand " + std::to_string(k) +
-                                         ": expected a 16-byte aligned address");
-    }
+    if (bad(call.operands[k])) return refusal("operand " + std::to_string(k), call.operands[k]);
   }
   for (size_t k = 0; k < call.results.size(); ++k) {
-    if (bad(call.results[k])) {
-      return ffi::Error::InvalidArgument("result " + std::to_string(k) +
-                                         ": expected a 16-byte aligned address");
-    }
+    if (bad(call.results[k])) return refusal("result " + std::to_string(k), call.results[k]);
   }
-  if (call.scratch_bytes > 0 && bad(call.scratch)) {
-    return ffi::Error::InvalidArgument("scratch: expected a 16-byte aligned address");
-  }
+  if (call.scratch_bytes > 0 && bad(call.scratch)) return refusal("scratch", call.scratch);
   return std::nullopt;
 }
 

@@ -26,6 +26,12 @@ struct StageCall {
   int64_t scratch_bytes = 0;
 };
 
+// "gate_up", "down_dswiglu", ...
+const char* name_of(Stage stage);
+
+// "bf16", "f16", or the number of another of XLA's dtypes.
+std::string name_of(xla::ffi::DataType dtype);
+
 // Whether no result has an element, so that there is nothing to do.
 bool writes_nothing(const StageCall& call);
 

@@ -32,6 +32,8 @@ class Arguments {
   // All integers so far, as a tvm-ffi Array: an object header and a cell that points to the items.
   void integer_array() {
     array_.header = {};
+    // One strong and one weak reference, ours: whoever takes another and drops it frees nothing.
+    array_.header.combined_ref_count = uint64_t{1} << 32 | 1;
     array_.header.type_index = kTVMFFIArray;
     array_.cell.data = integers_.data();
     array_.cell.size = array_.cell.capacity = integer_count_;
@@ -223,15 +225,17 @@ void pack_frost(const SwigluJaxKernel& kernel, const StageCall& call, const Addr
   arguments->pointer(stream);
 }
 
-int32_t stage_number(Stage stage) {
-  switch (stage) {
-    case Stage::kGateUp: return kSwigluJaxGateUp;
-    case Stage::kDownDswiglu: return kSwigluJaxDownDswiglu;
-    case Stage::kInputGradient: return kSwigluJaxInputGradient;
-    case Stage::kWeightGradients: break;
+Stage stage_of(const SwigluJaxKernel& kernel) {
+  switch (kernel.stage) {
+    case kSwigluJaxGateUp: return Stage::kGateUp;
+    case kSwigluJaxDownDswiglu: return Stage::kDownDswiglu;
+    case kSwigluJaxInputGradient: return Stage::kInputGradient;
+    case kSwigluJaxWeightGradients: return Stage::kWeightGradients;
   }
-  return kSwigluJaxWeightGradients;
+  throw Refused("the kernel's stage has the unknown number " + std::to_string(kernel.stage));
 }
+
+const char* layout_name(bool in_out) { return in_out ? "\"IO\"" : "\"OI\""; }
 
 void check_size(const char* name, int64_t size, int64_t multiple) {
   // Kernels count rows and columns in 32 bits, one tile beyond the end included.
@@ -257,16 +261,29 @@ void check_address(const std::string& name, const void* address, int64_t alignme
 }  // namespace
 
 void check_serves(const SwigluJaxKernel& kernel, const StageCall& call) {
-  if (kernel.stage != stage_number(call.stage)) throw Refused("the kernel is of another stage");
+  if (stage_of(kernel) != call.stage) {
+    throw Refused(std::string("the kernel is of another stage: expected ") + name_of(call.stage) +
+                  ", got " + name_of(stage_of(kernel)));
+  }
+  const bool forward = call.stage == Stage::kGateUp || call.stage == Stage::kDownDswiglu;
+  if (kernel.abi != kSwigluJaxCute2d && !forward) {
+    throw Refused(std::string("no kernel of ") + name_of(call.stage) + " has frost's arguments");
+  }
   if (kernel.outputs != static_cast<int32_t>(call.outputs)) {
     throw Refused("attribute outputs: the kernel writes " + std::to_string(kernel.outputs) +
                   ", got " + std::to_string(call.outputs));
   }
   if ((kernel.layout_oi != 0) == call.in_out_weights) {
-    throw Refused("attribute weight_layout: the kernel reads the other layout");
+    throw Refused(std::string("attribute weight_layout: the kernel reads ") +
+                  layout_name(kernel.layout_oi == 0) + ", got " +
+                  layout_name(call.in_out_weights));
   }
   const auto code = call.dtype == xla::ffi::DataType::BF16 ? kDLBfloat : kDLFloat;
-  if (kernel.dlpack_code != code) throw Refused("the kernel is for the other 16-bit dtype");
+  if (kernel.dlpack_code != code) {
+    throw Refused(std::string("the kernel's dtype is ") +
+                  (kernel.dlpack_code == kDLBfloat ? "bf16" : "f16") + ", got " +
+                  name_of(call.dtype));
+  }
   check_size("M", call.m, kernel.m_multiple);
   check_size("H", call.h, kernel.h_multiple);
   check_size("I", call.i, kernel.i_multiple);
@@ -303,7 +320,12 @@ void call_entry(const SwigluJaxKernel& kernel, const StageCall& call, int ordina
     const CurrentCall current(&entry_call);
     status = kernel.entry(nullptr, arguments.data(), arguments.count(), &result);
   }
-  if (entry_call.failed != CUDA_SUCCESS) throw Refused(driver::describe(entry_call.failed));
+  if (entry_call.failed != CUDA_SUCCESS) {
+    // What the entry raised, if anything, says more than the status: what the driver lacks.
+    const std::string failed = driver::describe(entry_call.failed);
+    const bool more = !entry_call.error.empty() && entry_call.error != failed;
+    throw Refused(more ? failed + ": " + entry_call.error : failed);
+  }
   if (status != 0) {
     throw Refused(entry_call.error.empty() ? "it failed and gave no reason" : entry_call.error);
   }

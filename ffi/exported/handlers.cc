@@ -3,8 +3,6 @@
 // Each target has two stages. "initialize" runs before every execution, outside any capture: there
 // the kernel's module is loaded, once per device. "execute" calls the kernel's entry, which encodes
 // tensor maps and launches one kernel; a command buffer captures it.
-#include <array>
-#include <atomic>
 #include <string>
 #include <string_view>
 
@@ -21,21 +19,6 @@ namespace {
 namespace ffi = xla::ffi;
 
 enum class Moment { kInitialize, kExecute };
-
-// The primary context, retained once per device: asking again would count up without end.
-CUcontext context_of(int ordinal) {
-  constexpr int kMostDevices = 64;
-  static std::array<std::atomic<CUcontext>, kMostDevices> contexts{};
-  if (ordinal < 0 || ordinal >= kMostDevices) {
-    throw Refused("device " + std::to_string(ordinal) + " is more than this library counts");
-  }
-  CUcontext context = contexts[ordinal].load(std::memory_order_acquire);
-  if (context == nullptr) {
-    context = driver::primary_context(ordinal);
-    contexts[ordinal].store(context, std::memory_order_release);
-  }
-  return context;
-}
 
 int architecture_of(int ordinal) {
   CUdevice device;
@@ -67,15 +50,15 @@ void make_ready(Kernel& kernel, const StageCall& call, int ordinal, CUstream str
 ffi::Error serve(Stage stage, Moment moment, CUstream stream, int ordinal, ffi::RemainingArgs args,
                  ffi::RemainingRets rets, int64_t outputs, std::string_view weight_layout,
                  std::string_view name) {
-  StageCall call;
-  if (auto error = decode(stage, args, rets, outputs, weight_layout, &call)) return *error;
-  if (writes_nothing(call)) return ffi::Error::Success();
   try {
+    StageCall call;
+    if (auto error = decode(stage, args, rets, outputs, weight_layout, &call)) return *error;
+    if (writes_nothing(call)) return ffi::Error::Success();
     Kernel& kernel = find(name);
     const SwigluJaxKernel& description = kernel.description();
     check_serves(description, call);
     if (moment == Moment::kExecute) check_addresses(description, call);
-    const driver::CurrentContext current(context_of(ordinal));
+    const driver::CurrentContext current(driver::primary_context(ordinal));
     make_ready(kernel, call, ordinal, stream);
     if (moment == Moment::kExecute) call_entry(description, call, ordinal, stream, false);
   } catch (const std::exception& error) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <list>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "ffi/exported/runtime.h"
@@ -16,7 +17,7 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::vector<std::string> paths;
-  size_t opened = 0;  // how many of them
+  std::set<std::string> opened;  // of them
   std::list<Kernel> kernels;
   std::map<std::string, Kernel*, std::less<>> by_name;
 };
@@ -69,21 +70,30 @@ void add_library(const std::string& path) {
 Kernel& find(std::string_view name) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  while (true) {
+  const auto known = all.by_name.find(name);
+  if (known != all.by_name.end()) return *known->second;
+  // A library that cannot be opened, perhaps of an architecture that is not here, hides no other.
+  std::string problems;
+  for (const std::string& path : all.paths) {
+    if (all.opened.count(path) != 0) continue;
+    try {
+      const SwigluJaxKernelLibrary& library = open_library(path);
+      for (int32_t k = 0; k < library.count; ++k) {
+        all.kernels.emplace_back(library.kernels[k]);
+        all.by_name.emplace(library.kernels[k].name, &all.kernels.back());
+      }
+    } catch (const Refused& refused) {
+      problems += std::string("; ") + refused.what();
+      continue;
+    }
+    all.opened.insert(path);
     const auto found = all.by_name.find(name);
     if (found != all.by_name.end()) return *found->second;
-    if (all.opened == all.paths.size()) break;
-    const SwigluJaxKernelLibrary& library = open_library(all.paths[all.opened]);
-    ++all.opened;
-    for (int32_t k = 0; k < library.count; ++k) {
-      all.kernels.emplace_back(library.kernels[k]);
-      all.by_name.emplace(library.kernels[k].name, &all.kernels.back());
-    }
   }
   std::string where;
   for (const std::string& path : all.paths) where += (where.empty() ? "" : ", ") + path;
   throw Refused("no kernel " + std::string(name) + " in " +
-                (where.empty() ? "any library: none is registered" : where));
+                (where.empty() ? "any library: none is registered" : where) + problems);
 }
 
 }  // namespace swiglu_jax::exported

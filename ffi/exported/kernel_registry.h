@@ -30,8 +30,8 @@ class Kernel {
 // Adds a library to those that `find` looks in, in this order. It is opened when first needed.
 void add_library(const std::string& path);
 
-// The kernel of that name. Throws Refused where no library has it, naming the libraries, or where a
-// library cannot be opened or is of another version.
+// The kernel of that name. Throws Refused where no library has it, naming the libraries, with the
+// reason of each that cannot be opened or is of another version.
 Kernel& find(std::string_view name);
 
 }  // namespace swiglu_jax::exported

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <set>
+#include <utility>
 
 #include "ffi/driver.h"
 
@@ -54,10 +56,17 @@ int library_load_data(void** library, const void* image) {
   });
 }
 
+// `kernel` is the host code's own, of all devices: a launch on one may read it while another is
+// prepared, so it is written once, whole.
 int library_get_kernel(void** kernel, void* library, const char* name) {
   return status_of([&] {
-    return SWIGLU_JAX_CU(cuLibraryGetKernel)(reinterpret_cast<CUkernel*>(kernel),
-                                             static_cast<CUlibrary>(library), name);
+    CUkernel found = nullptr;
+    const CUresult status =
+        SWIGLU_JAX_CU(cuLibraryGetKernel)(&found, static_cast<CUlibrary>(library), name);
+    if (status == CUDA_SUCCESS) {
+      reinterpret_cast<std::atomic<void*>*>(kernel)->store(found, std::memory_order_release);
+    }
+    return status;
   });
 }
 
@@ -160,36 +169,31 @@ void raise_status(int status) {
   }
 }
 
+// Loads a kernel once for the process, and prepares it on the device that rehearses a call: other
+// devices may be of an architecture that it is not for, or be somebody else's. A failure is an error
+// of that device's call alone, and is tried again at its next.
 int init_library_once(void** library, int (*load)(void**), int (*prepare)(void**, int)) {
   static std::mutex mutex;
+  static auto& prepared = *new std::set<std::pair<void**, int>>;
   static_assert(sizeof(std::atomic<void*>) == sizeof(void*));
   auto* published = reinterpret_cast<std::atomic<void*>*>(library);
-  if (published->load(std::memory_order_acquire) != nullptr) return 0;
+  if (!current->rehearsal && published->load(std::memory_order_acquire) != nullptr) return 0;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (published->load(std::memory_order_relaxed) != nullptr) return 0;
-  void* loaded = nullptr;
-  int status = load(&loaded);
-  int devices = 0;
-  if (status == CUDA_SUCCESS) {
-    status = status_of([&] { return SWIGLU_JAX_CU(cuDeviceGetCount)(&devices); });
+  void* loaded = published->load(std::memory_order_relaxed);
+  int status = CUDA_SUCCESS;
+  if (loaded == nullptr) {
+    status = load(&loaded);
+    if (status == CUDA_SUCCESS) published->store(loaded, std::memory_order_release);
   }
-  // Other devices of the process may be of an architecture that the kernel is not for.
-  int last = CUDA_ERROR_NO_DEVICE;
-  int prepared = 0;
-  for (int ordinal = 0; status == CUDA_SUCCESS && ordinal < devices; ++ordinal) {
-    const int one = prepare(&loaded, ordinal);
-    if (one == CUDA_SUCCESS) {
-      ++prepared;
-    } else {
-      last = one;
-    }
+  const std::pair<void**, int> here{library, current->ordinal};
+  if (status == CUDA_SUCCESS && prepared.count(here) == 0) {
+    status = prepare(&loaded, current->ordinal);
+    if (status == CUDA_SUCCESS) prepared.insert(here);
   }
-  if (status == CUDA_SUCCESS && prepared == 0) status = last;
   if (status != CUDA_SUCCESS) {
     raise_status(status);
     return -1;
   }
-  published->store(loaded, std::memory_order_release);
   return 0;
 }
 

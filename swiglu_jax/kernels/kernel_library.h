@@ -34,7 +34,7 @@ typedef struct SwigluJaxRuntime {
   int (*launch_kernel)(const void* config, void* kernel, void** arguments);
   // Called with every status that host code does not hand on itself.
   void (*expect_success)(int status);
-  // Fills *library once per process, for all devices: load, then prepare on each.
+  // Fills *library once per process with load, and calls prepare once for each device that calls.
   int (*init_library_once)(void** library, int (*load)(void** library),
                            int (*prepare)(void** library, int ordinal));
   void (*raise)(const char* kind, const char** parts, int32_t count);

@@ -28,8 +28,8 @@ struct kernel {
   char name[512];
   unsigned parameter_count;
   struct parameter parameters[kMostParameters];
-  int dynamic_shared;  // the most that a launch may ask for
-  int loaded;          // cuFuncLoad was called
+  int dynamic_shared[kMostDevices];  // the most that a launch may ask for
+  int loaded;                        // devices on which cuFuncLoad was called
 };
 struct library {
   unsigned kernel_count;
@@ -275,8 +275,8 @@ EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
 EXPORT CUresult cuFuncLoad(CUfunction function) {
   ENTER;
   if (depth == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  ((struct kernel *)function)->loaded |= 1 << current_device();
   pthread_mutex_lock(&mutex);
+  ((struct kernel *)function)->loaded |= 1 << current_device();
   record("{\"event\": \"function\", \"device\": %d}\n", current_device());
   pthread_mutex_unlock(&mutex);
   return CUDA_SUCCESS;
@@ -292,10 +292,10 @@ EXPORT CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute,
 EXPORT CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
                                      CUdevice device) {
   ENTER;
-  (void)device;
+  if (device < 0 || device >= device_count()) return CUDA_ERROR_INVALID_DEVICE;
   if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
     if (value > model()->shared_limit) return CUDA_ERROR_INVALID_VALUE;
-    ((struct kernel *)kernel)->dynamic_shared = value;
+    ((struct kernel *)kernel)->dynamic_shared[device] = value;
   } else if (attribute != CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -381,7 +381,8 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction functi
   if (depth == 0) return CUDA_ERROR_INVALID_CONTEXT;
   if (extra != NULL || !config->gridDimX || !config->gridDimY || !config->gridDimZ ||
       config->gridDimX > 0x7fffffffu || config->gridDimY > 65535 || config->gridDimZ > 65535 ||
-      threads < 1 || threads > 1024 || (int)config->sharedMemBytes > kernel->dynamic_shared) {
+      threads < 1 || threads > 1024 ||
+      (int)config->sharedMemBytes > kernel->dynamic_shared[current_device()]) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   unsigned cluster[3] = {1, 1, 1};

@@ -4,6 +4,7 @@ Every call goes through the shipped handlers over the recording driver. A proces
 call must serve the next one: nothing may abort it.
 """
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -103,10 +104,11 @@ def test_more_rows_than_a_kernel_counts_are_refused(recorder: Recorder) -> None:
 @pytest.mark.parametrize(("changes", "said"), [
     ({"kernel": "sm100_no_such_kernel"}, "no kernel sm100_no_such_kernel in"),
     ({"kernel": ""}, "no kernel"),
-    ({"kernel": FORWARD.name}, "another stage"),
-    ({"kernel": ONE_OUTPUT.name}, "attribute outputs"),
-    ({"kernel": BACKWARD.name.replace("_oi_", "_io_")}, "attribute weight_layout"),
-    ({"kernel": BACKWARD.name.replace("_bf16", "_f16")}, "dtype"),
+    ({"kernel": FORWARD.name}, "another stage: expected down_dswiglu, got gate_up"),
+    ({"kernel": ONE_OUTPUT.name}, "attribute outputs: the kernel writes 2, got 7"),
+    ({"kernel": BACKWARD.name.replace("_oi_", "_io_")},
+     'attribute weight_layout: the kernel reads "IO", got "OI"'),
+    ({"kernel": BACKWARD.name.replace("_bf16", "_f16")}, "the kernel's dtype is f16, got bf16"),
     ({"weight_layout": "OO"}, "attribute weight_layout"),
     ({"outputs": 0}, "attribute outputs"),
     ({"outputs": 8}, "attribute outputs"),
@@ -190,6 +192,33 @@ def test_each_device_runs_its_own_calls(recording_build: Path) -> None:
     recorder.close()
 
 
+def test_a_device_that_fails_to_load_is_tried_again(recording_build: Path) -> None:
+    """Also where another device of the process has loaded the kernel already."""
+    recorder = Recorder(recording_build, "sm_100a", devices=2)
+    assert recorder.run(BACKWARD, *SHAPE, ordinal=1).launch.device == 1
+    for stage in ("initialize", "execute"):
+        failed = recorder.run(
+            BACKWARD, *SHAPE, ordinal=0, stage=stage, fail="cuKernelSetAttribute", status=1
+        )
+        assert not failed.launches and "CUDA_ERROR_INVALID_VALUE" in failed.error, failed.error
+        assert recorder.run(BACKWARD, *SHAPE, ordinal=1).launch.device == 1
+    assert recorder.run(BACKWARD, *SHAPE, ordinal=0).launch.device == 0
+    recorder.close()
+
+
+def test_a_driver_that_lacks_a_function_is_named(recording_build: Path, tmp_path: Path) -> None:
+    driver = (recording_build / "libcuda.so.1").read_bytes()
+    shutil.copy(recording_build / "frame.so", tmp_path)
+    for function in (b"cuTensorMapEncodeTiled", b"cuLaunchKernelEx", b"cuLibraryLoadData"):
+        without = driver.replace(function + b"\0", b"xx" + function[2:] + b"\0")
+        assert without != driver
+        (tmp_path / "libcuda.so.1").write_bytes(without)
+        recorder = Recorder(tmp_path, "sm_100a")
+        refused = recorder.run(BACKWARD, *SHAPE)
+        assert f"the CUDA driver has no {function.decode()}" in refused.error, refused.error
+        recorder.close()
+
+
 def test_threads_call_at_once(recording_build: Path) -> None:
     """Each on a stream and device of its own: loaded once, and no thread sees another's stream."""
     recorder = Recorder(recording_build, "sm_100a", devices=2)
@@ -229,6 +258,13 @@ def test_no_library_and_a_wrong_library_are_refused(recording_build: Path) -> No
     recorder = Recorder(recording_build, "sm_100a", libraries=False)
     recorder.ask({"add_library": str(recording_build / "missing.so")})
     assert "cannot open a kernel library" in recorder.run(BACKWARD, *SHAPE).error
+    # It hides no other.
+    for path in _manifest.installed().libraries():
+        recorder.ask({"add_library": str(path)})
+    still_works(recorder)
+    refused = recorder.run(BACKWARD, *SHAPE, kernel="sm100_no_such_kernel")
+    assert "no kernel sm100_no_such_kernel" in refused.error
+    assert "cannot open a kernel library" in refused.error
     recorder.close()
 
 

@@ -70,6 +70,8 @@ def test_a_right_call_gets_as_far_as_the_driver(xla: Caller, layout: str, stage:
 def test_nothing_to_do_needs_no_driver(xla: Caller) -> None:
     empty = [Buffer(BF16, (0, H)), *weights("OI")]
     assert xla.call(GATE_UP, empty, [Buffer(BF16, (0, I))], outputs=1) == ""
+    narrow = [tokens(H), Buffer(BF16, (0, H)), Buffer(BF16, (0, H))]
+    assert xla.call(GATE_UP, narrow, [tokens(0)], outputs=1) == ""
 
 
 WRONG = {
@@ -91,12 +93,14 @@ WRONG = {
     ),
     "two dtypes": (
         [tokens(H), replace(weights("OI")[0], dtype="float16"), weights("OI")[1]], [tokens(I)], 1,
-        "w_gate: expected the dtype",
+        "w_gate: expected the dtype of the first operand, bf16, got f16",
     ),
     "an operand is missing": ([tokens(H), weights("OI")[0]], [tokens(I)], 1, "expected 3 operands"),
     "a result is missing": ([tokens(H), *weights("OI")], [tokens(I)], 3, "expected 2 results"),
     "results too many": ([tokens(H), *weights("OI")], [tokens(I)] * 3, 1, "expected 1 results"),
-    "scratch is no bytes": ([tokens(H), *weights("OI")], [tokens(I)] * 2, 1, "scratch: expected"),
+    "scratch is no bytes": (
+        [tokens(H), *weights("OI")], [tokens(I)] * 2, 1, "scratch: expected uint8, got bf16",
+    ),
     "no outputs": ([tokens(H), *weights("OI")], [], 0, "attribute outputs"),
     "outputs of another stage": ([tokens(H), *weights("OI")], [tokens(I)], 8, "attribute outputs"),
 }  # fmt: skip
@@ -132,7 +136,7 @@ def test_an_address_that_vector_loads_cannot_use(xla: Caller, where: str, addres
     buffers = operands if where == "operand" else results
     buffers[1] = replace(buffers[1], address=address)
     error = xla.call(GATE_UP, operands, results, outputs=3)
-    assert f"{where} 1: expected a 16-byte aligned address" in error
+    assert f"{where} 1: expected a 16-byte aligned address, got {address}" in error
     # Addresses may not be known yet when XLA initializes.
     error = xla.call(GATE_UP, operands, results, outputs=3, stage="initialize")
     assert "address" not in error

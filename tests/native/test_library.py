@@ -55,6 +55,30 @@ def test_reports_the_version_of_cudnn(library: ctypes.CDLL) -> None:
     assert version >= 91000
 
 
+@pytest.mark.parametrize(("field", "value", "said"), [
+    ("graph", b"down", "graph: expected gate_up, down_dswiglu, dgrad or dswiglu, got down"),
+    ("outputs", 0, "outputs: expected a bitmask of 1 to 7, got 0"),
+    ("outputs", 8, "outputs: expected a bitmask of 1 to 7, got 8"),
+    ("weight_layout", b"OO", "weight_layout: expected OI or IO, got OO"),
+    ("dtype", b"float32", "dtype: expected bfloat16 or float16, got float32"),
+    ("m", 0, "m: expected 1 to 2147483647, got 0"),
+    ("h", 1 << 31, "h: expected 1 to 2147483647, got 2147483648"),
+    ("i", -8, "i: expected 1 to 2147483647, got -8"),
+])  # fmt: skip
+def test_a_graph_that_is_none_is_named(
+    library: ctypes.CDLL, field: str, value: object, said: str
+) -> None:
+    graph = _native.Graph(b"gate_up", 7, b"OI", b"bfloat16", 64, 128, 256)
+    setattr(graph, field, value)
+    for function, arguments in (
+        ("swiglu_jax_cudnn_build", (b"{}", 90, b"")),
+        ("swiglu_jax_cudnn_tune", (0, 0, 0)),
+        ("swiglu_jax_cudnn_pool", (0, b"")),
+    ):
+        with pytest.raises(RuntimeError, match=said):
+            _native.call_json(function, graph, *arguments)
+
+
 def test_says_why_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(_native, "LIBRARY", tmp_path / "libswiglu_jax.so")
     _native._load.cache_clear()
