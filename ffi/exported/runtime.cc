@@ -170,8 +170,8 @@ void raise_status(int status) {
 }
 
 // Loads a kernel once for the process, and prepares it on the device that rehearses a call: other
-// devices may be of an architecture that it is not for, or be somebody else's. A failure is an error
-// of that device's call alone, and is tried again at its next.
+// devices may be of an architecture that it is not for, or be somebody else's. A failure is an
+// error of that device's call alone, and is tried again at its next.
 int init_library_once(void** library, int (*load)(void**), int (*prepare)(void**, int)) {
   static std::mutex mutex;
   static auto& prepared = *new std::set<std::pair<void**, int>>;

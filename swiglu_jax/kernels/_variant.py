@@ -71,6 +71,8 @@ class KernelVariant:
             )
         if self.abi not in ABIS:
             raise ValueError(f"abi: expected one of {ABIS}, got {self.abi!r}")
+        if self.abi != "cute2d" and self.stage not in ("gate_up", "down_dswiglu"):
+            raise ValueError(f"abi: FROST has no {self.stage}, got {self.abi!r}")
         if self.weight_layout not in ("OI", "IO"):
             raise ValueError(f'weight_layout: expected "OI" or "IO", got {self.weight_layout!r}')
         if not self.name.isidentifier() or not self.name.isascii():

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,26 @@ def test_an_object_that_shows_more_than_its_entry_is_refused(tmp_path: Path) -> 
     subprocess.run(["gcc", "-c", source, "-o", made], check=True)
     with pytest.raises(ValueError, match="helper"):
         _linker.check_object(made, "one")
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"stage": "down"}, "stage: expected one of"),
+    ({"outputs": ()}, "outputs: expected some of"),
+    ({"outputs": ("gate", "h")}, "outputs: expected some of"),
+    ({"entry_outputs": ("h", "up")}, "entry_outputs: expected"),
+    ({"abi": "cute3d"}, "abi: expected one of"),
+    ({"abi": "frost", "stage": "input_gradient", "outputs": ("x",)}, "FROST has no input_gradient"),
+    ({"weight_layout": "OO"}, "weight_layout: expected"),
+    ({"name": "gate-up"}, "name: expected a C identifier"),
+])  # fmt: skip
+def test_a_variant_that_is_none_is_refused(changes: dict[str, Any], said: str) -> None:
+    right: dict[str, Any] = {
+        "name": "gate_up", "stage": "gate_up", "arch": "sm_90a", "outputs": ("h", "gate"),
+        "weight_layout": "OI", "dtype": "bfloat16", "tile": (128, 256, 64),
+    }  # fmt: skip
+    assert KernelVariant(**right)
+    with pytest.raises(ValueError, match=said):
+        KernelVariant(**right | changes)
 
 
 def test_another_manifest_format_is_refused(tmp_path: Path) -> None:
