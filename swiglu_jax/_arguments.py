@@ -11,8 +11,8 @@ from swiglu_jax._residuals import ARGUMENTS
 WEIGHT_LAYOUTS = ("OI", "IO")
 
 
-def check_options(weight_layout: Any, implementation: Any) -> str | None:
-    """Check the two options; the implementation with the environment's default filled in.
+def check_options(weight_layout: Any, implementation: Any, forward_mode: Any) -> str | None:
+    """Check the options; the implementation, with the environment's default filled in.
 
     Raises:
         ValueError: naming the option.
@@ -23,6 +23,8 @@ def check_options(weight_layout: Any, implementation: Any) -> str | None:
             '[H, I]) or "IO" (a Flax kernel: w_gate and w_up [H, I], w_down [I, H]), got '
             f"{weight_layout!r}"
         )
+    if not isinstance(forward_mode, bool):
+        raise ValueError(f"forward_mode: expected True or False, got {forward_mode!r}")
     if implementation is None:
         return config.implementation
     if implementation not in IMPLEMENTATIONS:
@@ -73,8 +75,18 @@ def check_arrays(x: Any, w_gate: Any, w_up: Any, w_down: Any, weight_layout: str
 
 
 def as_arrays(*arrays: Any) -> tuple[jax.Array, ...]:
-    """NumPy arrays as JAX arrays, without weak types."""
-    return tuple(jnp.asarray(a, dtype=a.dtype) for a in arrays)
+    """NumPy arrays as JAX arrays, without weak types; float64 as JAX has it (x64 or not).
+
+    Raises:
+        TypeError: an argument has no values; naming it.
+    """
+    for name, a in zip(ARGUMENTS, arrays, strict=True):
+        if isinstance(a, jax.ShapeDtypeStruct):
+            raise TypeError(
+                f"{name}: expected an array, got a jax.ShapeDtypeStruct; explain takes those, and "
+                "jax.eval_shape gives the shape of swiglu_mlp's result for them"
+            )
+    return tuple(jnp.asarray(a, jax.dtypes.canonicalize_dtype(a.dtype)) for a in arrays)
 
 
 def _text(shape: tuple[Any, ...]) -> str:

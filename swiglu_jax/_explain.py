@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -123,7 +124,7 @@ def explain(
         TypeError, ValueError: as swiglu_mlp does, and for an unknown name in ``wrt``.
         NotImplementedError: implementation="fused" and no fused kernel serves a stage.
     """
-    implementation = check_options(weight_layout, implementation)
+    implementation = check_options(weight_layout, implementation, forward_mode)
     check_arrays(x, w_gate, w_up, w_down, weight_layout)
     wrt = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in wrt:
@@ -170,9 +171,10 @@ def explain(
 
 
 def _residual(name: str, shape: tuple[Any, ...], dtype: Any) -> Residual:
-    sizes = tuple(size if isinstance(size, int) else str(size) for size in shape)
-    known = all(isinstance(size, int) for size in shape)
-    count = math.prod(shape) * np.dtype(dtype).itemsize if known else None
+    # NumPy's integers are sizes too; a symbolic one is neither.
+    sizes = tuple(int(size) if isinstance(size, Integral) else str(size) for size in shape)
+    known = [size for size in sizes if isinstance(size, int)]
+    count = math.prod(known) * np.dtype(dtype).itemsize if len(known) == len(sizes) else None
     return Residual(name, sizes, str(dtype), count)
 
 

@@ -65,7 +65,7 @@ def swiglu_mlp(
         NotImplementedError: "fused", where no fused kernel serves the call; lists why. Raised
             when the call is lowered: at once in eager mode, at compilation under ``jax.jit``.
     """
-    implementation = check_options(weight_layout, implementation)
+    implementation = check_options(weight_layout, implementation, forward_mode)
     check_arrays(x, w_gate, w_up, w_down, weight_layout)
     arguments = _varying_alike(as_arrays(x, w_gate, w_up, w_down))
     precision = default_matmul_precision()

@@ -19,7 +19,7 @@ def parse_target(text: str, argument: str) -> str:
     """
     if text == CPU:
         return CPU
-    match = re.fullmatch(r"sm_(\d{2,3})([af]?)", text)
+    match = re.fullmatch(r"sm_(\d{2,3})([af]?)", text) if isinstance(text, str) else None
     if match is None:
         raise ValueError(
             f'{argument}: expected "cpu" or a GPU architecture such as "sm_90a" or "sm_100a", '

@@ -1,7 +1,10 @@
 """Bad input is refused: the error names the argument, what came and what was expected."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from support import ARGUMENTS, LAYOUTS
 
@@ -80,11 +83,43 @@ def test_an_unknown_implementation(call, implementation):
         call(**_good(), implementation=implementation)
 
 
+@BOTH
+@pytest.mark.parametrize("given", ["yes", None, 1, jnp.zeros((), bool)], ids=str)
+def test_a_forward_mode_that_is_no_choice(call, given):
+    with pytest.raises(ValueError, match=r"^forward_mode: expected True or False, got "):
+        call(**_good(), forward_mode=given)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_shape_without_values(name):
+    shape = jax.ShapeDtypeStruct(_good()[name].shape, jnp.float32)
+    with pytest.raises(TypeError, match=rf"^{name}: expected an array, got a jax.ShapeDtypeStruct"):
+        swiglu_mlp(**_good() | {name: shape})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numpy_arrays_become_what_jax_makes_of_them(dtype):
+    arrays = {name: np.zeros(a.shape, dtype) for name, a in _good().items()}
+    for x64 in (False, True):
+        with jax.enable_x64(x64), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert swiglu_mlp(**arrays).dtype == jnp.asarray(arrays["x"]).dtype
+
+
+def test_explain_takes_numpy_s_integers_as_sizes():
+    given = {n: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16) for n, a in _good().items()}
+    shape = tuple(map(np.int64, given["x"].shape))
+    odd = given | {"x": jax.ShapeDtypeStruct(shape, jnp.bfloat16)}
+    for target in ("cpu", "sm_90a"):
+        assert explain(**odd, target=target) == explain(**given, target=target)
+
+
 def test_explain_refuses_unknown_names_and_targets():
     with pytest.raises(ValueError, match=r"^wrt: expected names of x, w_gate.*got 'w1'"):
         explain(**_good(), wrt=("w1",))
-    with pytest.raises(ValueError, match=r"^target: expected \"cpu\" or a GPU architecture"):
-        explain(**_good(), target="b200")
+    for target in ("b200", 90):
+        with pytest.raises(ValueError, match=r"^target: expected \"cpu\" or a GPU architecture"):
+            explain(**_good(), target=target)
 
 
 def test_fused_on_a_cpu_raises_with_every_reason():

@@ -5,6 +5,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -121,4 +122,5 @@ class Stage:
 
 
 def _static(size: Any) -> int | None:
-    return size if isinstance(size, int) else None
+    # NumPy's integers too, which a jax.ShapeDtypeStruct may hold; a symbolic size is neither.
+    return int(size) if isinstance(size, Integral) else None
