@@ -1,6 +1,7 @@
 #include "ffi/exported/entry_call.h"
 
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -74,7 +75,14 @@ class Arguments {
     TVMFFIObject header;
     TVMFFISeqCell cell;
   };
+  // What the compiler of the kernels emits code for. Other headers would misread every argument.
+  static_assert(sizeof(TVMFFIAny) == 16 && offsetof(TVMFFIAny, v_int64) == 8);
+  static_assert(sizeof(TVMFFIObject) == 24 && offsetof(TVMFFIObject, type_index) == 8);
+  static_assert(sizeof(TVMFFISeqCell) == 32 && offsetof(TVMFFISeqCell, size) == 8);
   static_assert(sizeof(IntegerArray) == sizeof(TVMFFIObject) + sizeof(TVMFFISeqCell));
+  static_assert(sizeof(DLTensor) == 48 && offsetof(DLTensor, shape) == 24);
+  static_assert(kTVMFFIInt == 1 && kTVMFFIOpaquePtr == 4 && kTVMFFIDLTensorPtr == 7 &&
+                kTVMFFIArray == 71);
 
   TVMFFIAny& next(int32_t type_index) {
     TVMFFIAny& argument = arguments_[argument_count_++];
