@@ -33,7 +33,8 @@ def _local_kernels() -> list[KernelVariant]:
 LOCAL = _local_kernels() or [None]
 _BY_STAGE = [[v for v in LOCAL if v is not None and v.stage == stage] for stage in STAGE_OUTPUTS]
 SAMPLE = list(dict.fromkeys(v for found in _BY_STAGE if found for v in (found[0], found[-1])))
-pytestmark = pytest.mark.gpu(targets=("sm_90a", "sm_100a", "sm_103a", "sm_120a"))
+TARGETS = ("sm_90a", "sm_100a", "sm_103a", "sm_120a")
+pytestmark = pytest.mark.gpu(targets=TARGETS)
 
 
 def _name(variant: KernelVariant | None) -> str:
@@ -169,6 +170,21 @@ def test_replays_of_a_captured_graph_read_their_own_buffers() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert len(done.stdout.splitlines()) == len(SAMPLE)
+
+
+@pytest.mark.gpu(count=2, targets=TARGETS)
+@pytest.mark.parametrize("variant", SAMPLE or [None], ids=_name)
+def test_each_device_loads_a_kernel_for_itself(
+    rng: np.random.Generator, variant: KernelVariant
+) -> None:
+    """The second one while the first one may be running it."""
+    operands = problem(rng, variant, *SHAPES[-1])
+    run = jax.jit(launcher(variant))
+    devices = jax.local_devices(backend="cuda")[1::-1]
+    there = [jax.device_put(operands, device) for device in devices]
+    for k, outputs in enumerate([run(*there[k % 2]) for k in range(6)]):
+        assert {array.device for array in outputs} == {devices[k % 2]}
+        check(variant, outputs, operands)
 
 
 def test_no_rows(rng: np.random.Generator) -> None:
