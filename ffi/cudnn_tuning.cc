@@ -59,6 +59,15 @@ int64_t total_bytes(const GraphSpec& spec) {
   return total;
 }
 
+// `most` bytes, or half of what is free where that is less: a call whose plan nobody named is timed
+// when a program first runs, and XLA may have left little.
+int64_t affordable(int64_t most) {
+  size_t free = 0;
+  size_t total = 0;
+  driver::check(SWIGLU_JAX_CU(cuMemGetInfo)(&free, &total), "cuMemGetInfo");
+  return std::min(most, static_cast<int64_t>(free / 2));
+}
+
 }  // namespace
 
 const Trial& Tuning::fastest() const {
@@ -78,7 +87,8 @@ const Trial& Tuning::fastest() const {
 
 Tuning tune(const GraphSpec& asked, const Device& device, const TuningLimits& limits) {
   GraphSpec spec = asked;
-  while (spec.m > 1 && total_bytes(spec) > limits.memory) spec.m = (spec.m + 1) / 2;
+  const int64_t memory = affordable(limits.memory);
+  while (spec.m > 1 && total_bytes(spec) > memory) spec.m = (spec.m + 1) / 2;
 
   const std::unique_ptr<Plans> plans = Plans::heuristic(spec, device);
   Stream stream;

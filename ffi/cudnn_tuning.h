@@ -13,7 +13,8 @@ struct TuningLimits {
   // Plans to build and time, in the heuristics' order; the rest are passed over unbuilt. A build
   // takes a fraction of a second.
   size_t plans = 24;
-  // Bytes of scratch for operands and results. A graph that needs more is timed with fewer rows.
+  // Bytes of scratch for operands and results, of which no more than half of the free memory is
+  // taken. A graph that needs more is timed with fewer rows.
   int64_t memory = int64_t{4} << 30;
 };
 

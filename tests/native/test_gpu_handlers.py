@@ -80,6 +80,14 @@ def test_every_plan_that_tuning_may_choose(rng: np.random.Generator, graph: str)
         gpu.check(call, arrays, run(*arrays))
 
 
+def test_a_call_larger_than_the_free_memory_is_timed_with_fewer_rows() -> None:
+    """Rows of 2480 bytes, two and a half terabytes of them, and no limit on the scratch."""
+    call = replace(stage_call(GATE_UP, 7), m=1 << 30)
+    tuned = _cudnn.tune("gate_up", call, plans=1, memory=1 << 50)
+    assert 1 <= tuned["rows"] < call.m
+    assert tuned["us"] > 0
+
+
 def test_gate_and_up_are_rounded_before_the_activation(rng: np.random.Generator) -> None:
     """h is what the rounded gate and up give, not what their float32 sums would."""
     call = stage_call(GATE_UP, 7)
