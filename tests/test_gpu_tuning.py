@@ -53,11 +53,12 @@ def test_measured_once_then_read(tmp_path: Path) -> None:
     for stage in (first["forward"], first["backward"]):
         if stage["route"] == "xla":
             assert " us against " in stage["declined"]["exported"], stage
-    assert first["fused"] == sum(s["route"] != "xla" for s in (first["forward"], first["backward"]))
+    stages = (first["forward"], first["backward"], *first["gradients"].values())
+    assert first["fused"] == sum(stage["route"] != "xla" for stage in stages)
     second = explained(tmp_path)
     assert files(tmp_path) == measured
-    for name in ("forward", "backward"):
-        assert second[name]["kernel"] == first[name]["kernel"]
+    again = (second["forward"], second["backward"], *second["gradients"].values())
+    assert [stage["kernel"] for stage in again] == [stage["kernel"] for stage in stages]
     assert second["seconds"] < 1 < first["seconds"] * 20
 
 

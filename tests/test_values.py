@@ -41,7 +41,8 @@ def _precise(dtype: str) -> contextlib.ExitStack:
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_value_and_gradients_match_float64(rng, dtype, layout, lead):
     with _precise(dtype):
-        arrays = problem(rng, lead, width=25, hidden=43, dtype=dtype, layout=layout)
+        # Odd sizes, and wide enough that rounding errors of one row average out.
+        arrays = problem(rng, lead, width=201, hidden=299, dtype=dtype, layout=layout)
         dy = jnp.asarray(rng.standard_normal(arrays[0].shape), dtype)
 
         def op(*a):
