@@ -257,7 +257,7 @@ def test_kernels_that_write_more_than_asked_and_use_scratch(rng, fused_cpu):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_dtypes(rng, fused_cpu, dtype):
-    arrays = problem(rng, (SIZE, ROWS), WIDTH, HIDDEN, dtype)
+    arrays = problem(rng, (SIZE, 8 * ROWS), 4 * WIDTH, 4 * HIDDEN, dtype)
     got = jax.jit(jax.vmap(_op("OI", "fused"), (0, None, None, None)))(*arrays)
     check([got], reference(arrays), BOUNDS[dtype])
 
