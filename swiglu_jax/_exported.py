@@ -42,13 +42,11 @@ def candidates(call: StageCall, target: str) -> list[Candidate]:
 
 def _serving(call: StageCall, target: str) -> list[KernelVariant]:
     shipped = [kernel.variant for kernel in _manifest.installed().kernels]
-    found = _narrowed(shipped, call, target)
+    found = _of_the_right_sizes(_narrowed(shipped, call, target), call)
     smallest = min(len(variant.outputs) for variant in found)
     found = [variant for variant in found if len(variant.outputs) == smallest]
     outputs = found[0].outputs  # of several supersets of one size, the first that is shipped
-    found = [variant for variant in found if variant.outputs == outputs]
-    found = _of_the_right_sizes(found, call)
-    return _ordered(found, call)
+    return _ordered([variant for variant in found if variant.outputs == outputs], call)
 
 
 def _narrowed(shipped: list[KernelVariant], call: StageCall, target: str) -> list[KernelVariant]:

@@ -41,14 +41,18 @@ def _row(data: dict[str, Any]) -> Row:
 
 
 def lookup(call: StageCall, offered: Sequence[Candidate], target: str) -> Row | None:
-    """The nearest measured row that speaks for ``call``, restricted to offered kernels."""
-    near = [(_distance(row.call, call), row) for row in rows(target)]
-    near = [(d, row) for d, row in near if d is not None]
-    if not near:
-        return None
-    row = min(near, key=lambda pair: pair[0])[1]
+    """The nearest row that speaks for ``call``, restricted to offered kernels.
+
+    A row that knows none of them says nothing: they were not there to lose when it was measured.
+    """
     names = {c.kernel for c in offered}
-    return Row(row.call, row.xla_us, {k: us for k, us in row.kernels.items() if k in names})
+    near = [
+        (distance, Row(row.call, row.xla_us, {k: row.kernels[k] for k in known}))
+        for row in rows(target)
+        if (distance := _distance(row.call, call)) is not None
+        and (known := [kernel for kernel in row.kernels if kernel in names])
+    ]
+    return min(near, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
 def ranked(row: Row, offered: Sequence[Candidate]) -> list[Candidate]:

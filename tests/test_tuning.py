@@ -307,6 +307,17 @@ def test_the_table_is_silent_about_other_shapes(on_gpu, monkeypatch, change):
     assert decide(call=dataclasses.replace(CALL, **change))[0] is None
 
 
+def test_a_row_that_knows_no_offered_kernel_is_silent(on_gpu, monkeypatch):
+    on_gpu(FakeGpu({}), tune=False)
+    near, far = _table.Row(CALL, 100.0, {"another": 10.0}), dataclasses.replace(CALL, m=CALL.m * 2)
+    _with_rows(monkeypatch, near, _table.Row(far, 200.0, {"b": 150.0}))
+    assert decide()[0] == B
+    _with_rows(monkeypatch, near)
+    winner, reasons = decide()
+    assert winner is None
+    assert "no row of the shipped table speaks for it" in reasons["exported"]
+
+
 def test_the_table_prefers_a_kernel_only_by_a_margin(on_gpu, monkeypatch):
     on_gpu(FakeGpu({}), tune=False)
     _with_rows(monkeypatch, _table.Row(CALL, 100.0, {"b": 99.0}))
