@@ -142,7 +142,7 @@ def test_scan_of_scan(rng, implementation):
 
 def test_bfloat16(rng, fused_cpu):
     """No further from float32 than plain JAX in bfloat16: rounding grows from layer to layer."""
-    # Enough values for rounding errors to average out, which one row with a large cotangent would not.
+    # Enough values for rounding errors to average out, whatever a row with a large cotangent does.
     x, weights = _stack(rng, 3, (256,), 64, 96, "bfloat16")
     wide = tuple(w.astype(jnp.float32) for w in weights)
     got = jax.jit(jax.grad(_loss(_ours("OI", "fused")), 1))(x, weights)
