@@ -26,7 +26,7 @@ def register(stage: Stage) -> None:
 def _rule(
     stage: Stage, operands: Sequence[Any], dims: Sequence[int | None], *, params: StageParams
 ) -> tuple[list[jax.Array], list[int]]:
-    has_rows = ["l" in names for names in stage.operand_letters(params)]
+    has_rows = stage.has_rows(params)
     mapped = [d is not None for d in dims]
     if mapped == has_rows and stage.keeps_rows:
         # The new axis is one more leading axis, behind the axis over weights if there is one.

@@ -27,7 +27,7 @@ from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
 from swiglu_jax._stages._params import StageParams
 from swiglu_jax._stages._program import asked_call, program
-from swiglu_jax._stages._stage import Stage
+from swiglu_jax._stages._stage import Stage, dimensions
 from swiglu_jax._target import CPU
 from swiglu_jax._version import __version__
 
@@ -59,16 +59,15 @@ def can_partition(stage: Stage, ctx: Any, params: StageParams) -> bool:
         # As on one device, where this raises for "fused".
         _routes.choose(call, params.implementation)
         return False
+    reason = ""
     if not stage.divisible:
         reason = "in a program for several devices XLA divides these products, with its own GEMMs"
-        declined = dict.fromkeys(_routes.PROVIDERS, reason)
     elif not _compat.shardy_partitions():
         reason = "programs for several devices need JAX's Shardy partitioner, which is off"
-        declined = dict.fromkeys(_routes.PROVIDERS, reason)
     elif not static:
         reason = "programs for several devices fuse with static shapes only; these are symbolic"
-        declined = dict.fromkeys(_routes.PROVIDERS, reason)
-    else:
+    declined = dict.fromkeys(_routes.PROVIDERS, reason)
+    if not reason:
         found, declined = _routes.candidates(call, target)
         devices = _compat.device_count(ctx)
         if found or any(_routes.candidates(c, target)[0] for c in _shares(call, devices)):
@@ -91,12 +90,12 @@ def _shares(call: StageCall, devices: int) -> Iterator[StageCall]:
 def _dimensions(stage: Stage, params: StageParams, rank: int) -> tuple[list[list[str]], list[str]]:
     """A letter for each dimension of each operand, and of each result (they are all alike)."""
     batch = ["b"] if params.batched else []
-    lead = [f"l{k}" for k in range(rank - len(batch) - 1)]
+    leading = rank - len(batch) - 1
     names = []
     for k, letters in enumerate(stage.operand_letters(params)):
         own = batch if params.batched and params.batched[k] else []
-        names.append([*own, *(n for c in letters for n in (lead if c == "l" else [c]))])
-    return names, [*batch, *lead, "i"]
+        names.append([*own, *dimensions(letters, leading)])
+    return names, [*batch, *dimensions("li", leading)]
 
 
 def lower(

@@ -55,7 +55,7 @@ def asked_call(stage: Stage, avals: Sequence[Any], params: StageParams) -> Stage
 
 def _is_one_wider_call(stage: Stage, params: StageParams) -> bool:
     """Whether one x meets several weights that lie behind each other in memory as one would."""
-    has_rows = ["l" in names for names in stage.operand_letters(params)]
+    has_rows = stage.has_rows(params)
     one_x = sum(has_rows) == 1 and params.batched == tuple(not rows for rows in has_rows)
     return one_x and params.weight_layout == "OI"
 

@@ -10,7 +10,7 @@ from jax.extend.core.primitives import dot_general_p
 
 from swiglu_jax._compat import Remat, offloaded_equations, register_remat_rule, remat_case
 from swiglu_jax._stages._params import StageParams
-from swiglu_jax._stages._stage import Stage
+from swiglu_jax._stages._stage import Stage, dimensions
 
 
 def register(stage: Stage) -> None:
@@ -75,7 +75,7 @@ def _has_gemm(stage: Stage, params: StageParams) -> bool:
 def _dimension_numbers(stage: Stage, params: StageParams, rank: int) -> Any:
     """Of ``stage.gemm``, whose left operand has this rank."""
     left, right = (
-        _dimensions(stage.operand_letters(params)[k], rank - _is_batched(params, stage.gemm[0]))
+        dimensions(stage.operand_letters(params)[k], rank - 1 - _is_batched(params, stage.gemm[0]))
         for k in stage.gemm
     )
     lhs_batched, rhs_batched = (_is_batched(params, k) for k in stage.gemm)
@@ -90,9 +90,3 @@ def _dimension_numbers(stage: Stage, params: StageParams, rank: int) -> Any:
 
 def _is_batched(params: StageParams, operand: int) -> bool:
     return bool(params.batched) and params.batched[operand]
-
-
-def _dimensions(letters: str, rank: int) -> list[str]:
-    """A name for each dimension of an operand, where one with rows has this rank."""
-    lead = [f"l{k}" for k in range(rank - 1)]
-    return [name for letter in letters for name in (lead if letter == "l" else [letter])]

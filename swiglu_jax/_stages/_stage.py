@@ -69,6 +69,10 @@ class Stage:
         letters = self.letters(params.weight_layout)
         return [names for names, need in zip(letters, needed, strict=True) if need]
 
+    def has_rows(self, params: StageParams) -> list[bool]:
+        """Which of the operands that it is bound with have leading dimensions."""
+        return ["l" in names for names in self.operand_letters(params)]
+
     def result_shapes(
         self, outputs: Sequence[str], shapes: Sequence[tuple[int, ...]], params: StageParams
     ) -> list[tuple[int, ...]]:
@@ -119,6 +123,12 @@ class Stage:
             h=_static(sizes["h"][0]),
             i=_static(sizes["i"][0]),
         )
+
+
+def dimensions(letters: str, leading: int) -> list[str]:
+    """A name for each dimension of an operand, where "l" stands for ``leading`` of them."""
+    lead = [f"l{k}" for k in range(leading)]
+    return [name for letter in letters for name in (lead if letter == "l" else [letter])]
 
 
 def _static(size: Any) -> int | None:
