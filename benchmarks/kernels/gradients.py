@@ -14,7 +14,7 @@ import functools
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -86,9 +86,16 @@ def exported(variant: KernelVariant) -> Callable[..., list[jax.Array]]:
     return call
 
 
+def positional(function: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:
+    """``function`` of named arguments as one of positions: jit would sort the names."""
+    ordered = tuple(names)
+    return lambda *values: function(**dict(zip(ordered, values, strict=True)))
+
+
 def bound(function: Callable[..., Any], given: Arrays) -> Callable[[], Any]:
-    """``function`` compiled, as a call of no arguments."""
-    return functools.partial(jax.jit(function).lower(**given).compile(), **given)
+    """``function`` compiled, as a call of no arguments; it is given them in ``given``'s order."""
+    values = tuple(given.values())
+    return functools.partial(jax.jit(positional(function, given)).lower(*values).compile(), *values)
 
 
 def turn(call: Callable[[], Any], repeats: int) -> float:
