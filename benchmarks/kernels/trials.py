@@ -1,18 +1,24 @@
-"""Tiles that were not measured yet, and how to compile them into a library of their own.
+"""Compile tiles to try into a library of their own; try_tiles.py measures them.
 
-    python -m benchmarks.kernels.trials FOLDER [PATTERN]    # anywhere; needs the DSL, no GPU
+    python -m benchmarks.kernels.trials FOLDER STAGE:FIELD=VALUE,... ...     # needs the DSL, no GPU
+    python -m benchmarks.kernels.trials /tmp/trials \\
+        gate_up:n=256,stages=4,raster=4 down_dswiglu:n=128,stages=5,cluster=2x1
 
-Each is compiled for bfloat16, layout "OI" and all outputs. try_tiles.py measures them; what wins
-moves to swiglu_jax/kernels/sm90/_tiles.py, what loses to the table in docs/hopper.md.
+The fields are those of ``swiglu_jax/kernels/sm90/_tile.py``. Each tile is compiled for bfloat16,
+layout "OI" and all outputs. What wins moves to ``_tiles.py`` beside it, what loses to the table in
+docs/hopper.md.
 """
 
 import argparse
 import concurrent.futures
+import dataclasses
+import json
 import multiprocessing
 import re
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swiglu_jax.kernels import _linker, _manifest
 from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
@@ -20,10 +26,8 @@ from swiglu_jax.kernels.sm90 import compile_and_export
 from swiglu_jax.kernels.sm90._tile import Tile
 
 ARCHITECTURE = "sm_90a"
-ANY = (1, 1 << 20)
-LONG = (1536, 1 << 20)
-"""H of main loops long enough to spread an epilogue over."""
-SHORT = (1, 2048)
+LISTING = "trials.json"
+"""In the folder: the kernels that the library holds."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,8 @@ class Trial:
 
     stage: str
     label: str
+    """Of its fields."""
     tile: Tile
-    h: tuple[int, int] = ANY
-    """The least and the largest H to try it at."""
 
     @property
     def variant(self) -> KernelVariant:
@@ -52,68 +55,30 @@ class Trial:
         )
 
 
-def _down(label: str, tile: Tile, h: tuple[int, int] = ANY) -> Trial:
-    return Trial("down_dswiglu", label, tile, h)
+def parse(text: str) -> Trial:
+    """``STAGE:FIELD=VALUE,...`` as a trial.
 
-
-def _ring(n: int, stages: int, inputs: int, cluster: tuple[int, int] = (2, 1), **options) -> Tile:
-    return Tile(n, stages, cluster=cluster, in_place=True, inputs=inputs, **options)
-
-
-def _grids(label: str, tile: Tile, h: tuple[int, int] = ANY) -> list[Trial]:
-    """A tile of clusters of four, with the grids that 132 multiprocessors may hold."""
-    return [_down(f"{label}_{n}", replace(tile, clusters=n), h) for n in (32, 30)]
-
-
-def _fours(stage: str, n: int, stages: int, label: str = "large", **options) -> list[Trial]:
-    """Clusters of four; try_tiles.py takes those of the largest grid that the GPU holds at once.
-
-    A group of the raster is 2048 rows in either form.
+    Raises:
+        ValueError: naming the stage or the field that is none, or the value.
     """
-    forms = (((2, 2), 8, 32), ((4, 1), 4, 32), ((2, 2), 8, 30))
-    return [
-        Trial(
-            stage,
-            f"{label}_{cluster[0]}x{cluster[1]}_{clusters}",
-            Tile(n, stages, cluster=cluster, raster=raster, clusters=clusters, **options),
-            LONG if stage == "down_dswiglu" else ANY,
-        )
-        for cluster, raster, clusters in forms
-    ]
-
-
-TRIALS = [
-    # Fewer operand bytes from L2 for a block's stage: 32 KiB of (2, 1), 24 of (2, 2), (4, 1).
-    *_fours("gate_up", 256, 4),
-    *_fours("input_gradient", 256, 4),
-    *_fours("weight_gradients", 256, 4)[:2],
-    *_fours("weight_gradients", 128, 6, "medium")[:1],
-    # Stores of 128-byte rows where one output leaves room for them.
-    Trial("input_gradient", "large_wide", Tile(256, 4, group=64)),
-    Trial("weight_gradients", "medium_wide", Tile(128, 6, group=64)),
-    *_fours("down_dswiglu", 192, 5, in_place=True),
-    _down("large_prefetch", Tile(192, 5, in_place=True, prefetch=True), LONG),
-    *_grids("medium_2x2", Tile(128, 6, cluster=(2, 2), in_place=True), LONG),
-    _down("medium_prefetch", Tile(128, 6, in_place=True, prefetch=True), LONG),
-    _down("wide_192", Tile(192, 4, in_place=True, group=64, prefetch=True), LONG),
-    # Short contractions: inputs that wait for no store, stores that wait for no load.
-    _down("short_prefetch", Tile(192, 4, prefetch=True), SHORT),
-    _down("narrow_prefetch", Tile(128, 5, cluster=(1, 1), prefetch=True), SHORT),
-    _down("narrow_four_inputs", Tile(128, 4, cluster=(1, 1), inputs=4), SHORT),
-    _down("ring_128_1x1", _ring(128, 4, 4, (1, 1))),
-    _down("ring_128_2x1", _ring(128, 4, 4)),
-    *_grids("ring_128_2x2", _ring(128, 4, 4, (2, 2))),
-    _down("ring_128_5_stages", _ring(128, 5, 2, prefetch=True), SHORT),
-    _down("ring_192_1x1", _ring(192, 4, 2, (1, 1), prefetch=True), SHORT),
-    _down("ring_192_2x1", _ring(192, 4, 2), SHORT),
-    _down("ring_192_prefetch", _ring(192, 4, 2, prefetch=True)),
-    *_grids("ring_192_2x2", _ring(192, 4, 2, (2, 2), prefetch=True)),
-    # The same with rows of 128 bytes: half as many for the copy engine, whole lines for L2.
-    _down("ring_128_wide_1x1", _ring(128, 4, 2, (1, 1), group=64), SHORT),
-    _down("ring_128_wide_2x1", _ring(128, 4, 2, group=64)),
-    *_grids("ring_128_wide_2x2", _ring(128, 4, 2, (2, 2), group=64)),
-    _down("ring_192_wide", _ring(192, 3, 2, group=64, prefetch=True), SHORT),
-]
+    stage, _, listed = text.partition(":")
+    if stage not in STAGE_OUTPUTS:
+        raise ValueError(f"stage: expected one of {', '.join(STAGE_OUTPUTS)}, got {stage!r}")
+    known = {field.name: field.type for field in dataclasses.fields(Tile)}
+    given: dict[str, Any] = {}
+    for item in filter(None, listed.split(",")):
+        name, _, value = item.partition("=")
+        if name not in known:
+            raise ValueError(f"field: expected one of {', '.join(known)}, got {name!r}")
+        if value in ("True", "False"):
+            given[name] = value == "True"
+        elif re.fullmatch(r"\d+x\d+", value):
+            given[name] = tuple(map(int, value.split("x")))
+        elif value.isdecimal():
+            given[name] = int(value)
+        else:
+            raise ValueError(f"{name}: expected a number, MxN, True or False, got {value!r}")
+    return Trial(stage, re.sub(r"\W+", "_", listed), Tile(**given))
 
 
 def _export(trial: Trial, path: Path) -> None:
@@ -131,16 +96,28 @@ def build(folder: Path, trials: list[Trial], processes: int) -> None:
                 print(trial.variant.name, flush=True)
         folder.mkdir(parents=True, exist_ok=True)
         _linker.link(objects, folder / _manifest.library_name(ARCHITECTURE))
+    listing = [dataclasses.asdict(trial.variant) for trial in trials]
+    (folder / LISTING).write_text(json.dumps(listing, indent=1))
+
+
+def listed(folder: Path) -> list[KernelVariant]:
+    """The kernels of the library that ``build`` left in ``folder``."""
+    found = json.loads((folder / LISTING).read_text())
+    return [
+        KernelVariant(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        for fields in found
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("pattern", nargs="?", default="", help="of the trials' names")
+    parser.add_argument("trials", nargs="+", type=parse, metavar="STAGE:FIELD=VALUE,...")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
-    chosen = [trial for trial in TRIALS if re.search(given.pattern, trial.variant.name)]
-    build(given.folder, chosen, given.processes)
+    build(given.folder, given.trials, given.processes)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Measure the tiles of trials.py against XLA's GEMMs, beside the shipped tiles, on a GPU.
+"""Measure the tiles that trials.py compiled against XLA's GEMMs, beside the shipped, on a GPU.
 
     python -m benchmarks.kernels.try_tiles FOLDER [M,H,I ...] [--pattern P] [--seconds S]
 
 FOLDER is what trials.py built; the package must be built too. XLA's side is what JAX users have:
 autotuned GEMMs, two for gate_up, one for down_dswiglu, dx's two and a sum, three for the weights.
-XLA and kernel take turns, each turn compared with XLA's turns around it, as in gradients.py. A line
+XLA and all kernels of a stage take turns, and each turn is compared with XLA's of its round. A line
 for each kernel: milliseconds, the median ratio to XLA, the spread without the extremes, and how far
 its results are from those of the first shipped tile ("same bits" is what to expect: the order of
 the sums is one for all tiles). The shipped tiles come first. A kernel that does not return is given
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kernels.trials import ARCHITECTURE, TRIALS
+from benchmarks.kernels.trials import ARCHITECTURE, listed
 from swiglu_jax.kernels import _manifest
 from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
 
@@ -39,21 +39,15 @@ FAR = 2e-2
 """Of the largest element: beyond what another order of sums does to a bfloat16."""
 
 
-def candidates(stage: str, h: int, pattern: str, resident: int) -> list[KernelVariant]:
-    """Shipped kernels of a stage, then the trials that suit H and whose clusters are resident."""
+def candidates(stage: str, pattern: str, trials: list[KernelVariant]) -> list[KernelVariant]:
+    """Shipped kernels of a stage, then those of ``trials`` whose names have ``pattern``."""
     shipped = [kernel.variant for kernel in _manifest.installed().kernels]
     found = [
         v for v in shipped
         if (v.stage, v.arch, v.outputs, v.weight_layout, v.dtype)
         == (stage, ARCHITECTURE, STAGE_OUTPUTS[stage], "OI", "bfloat16") and v.tile[0] == 128
     ]  # fmt: skip
-    # The grid of clusters of four for this GPU, of those that there are trials for.
-    clusters = max((c for t in TRIALS if (c := t.tile.clusters) and c <= resident), default=None)
-    for trial in TRIALS:
-        suits = trial.stage == stage and trial.h[0] <= h <= trial.h[1]
-        if suits and trial.tile.clusters in (None, clusters):
-            found.append(trial.variant)
-    return [v for v in found if v in shipped or re.search(pattern, v.name)]
+    return found + [v for v in trials if v.stage == stage and re.search(pattern, v.name)]
 
 
 def work(
@@ -69,12 +63,12 @@ def work(
     library = folder.resolve() / _manifest.library_name(ARCHITECTURE)
     _native.load().swiglu_jax_exported_add_library(str(library).encode())
     jax.block_until_ready(jax.numpy.zeros(8))
-    resident = _resident()
+    trials = listed(folder)
     for shape in shapes:
         m, h, i = map(int, shape.split(","))
         data = _problem(m, h, i)
         for stage in STAGE_OUTPUTS:
-            kernels = candidates(stage, h, pattern, resident)
+            kernels = candidates(stage, pattern, trials)
             left = [v for v in kernels if f"{shape}/{v.name}" not in skip]
             if all(v.name.startswith("sm90_") for v in left) or time.time() > deadline:
                 continue
@@ -84,21 +78,34 @@ def work(
             for _ in range(5):  # until the clock has settled
                 turn(theirs, repeats)
             expected = bound(_kernel(kernels[0]), given)()
+            calls = {}
             for variant in left:
                 if time.time() > deadline:
                     _say(note=f"{shape} {stage}: out of time before {variant.name}")
                     break
                 _say(starts=f"{shape}/{variant.name}")
                 ours = bound(_kernel(variant), given)
-                apart = max(_apart(ours(), expected) for _ in range(2))
-                xla, fused = [], []
-                for _ in range(turns):
-                    xla.append(turn(theirs, repeats))
-                    fused.append(turn(ours, repeats))
-                after = [*xla[1:], xla[-1]]
-                ratios = sorted(2 * f / (p + q) for f, p, q in zip(fused, xla, after, strict=True))
-                _say(done=f"{shape}/{variant.name}", shape=shape, kernel=variant.name,
-                     ms=statistics.median(fused), xla_ms=statistics.median(xla),
+                apart = 0.0
+                for _ in range(2):
+                    _poison(expected)
+                    apart = max(apart, _apart(ours(), expected))
+                calls[variant.name] = (ours, apart)
+            _say(starts=f"{shape}/{stage}: turns")
+            # Each turn is compared with the others of its round: clock and temperature drift by
+            # more than tiles differ.
+            rounds = []
+            for _ in range(turns):
+                if time.time() > deadline:
+                    break
+                xla = turn(theirs, repeats)
+                rounds.append(
+                    (xla, {name: turn(ours, repeats) for name, (ours, _) in calls.items()})
+                )
+            for name, (_, apart) in calls.items():
+                ratios = sorted(times[name] / xla for xla, times in rounds)
+                _say(done=f"{shape}/{name}", shape=shape, kernel=name,
+                     ms=statistics.median(times[name] for _, times in rounds),
+                     xla_ms=statistics.median(xla for xla, _ in rounds),
                      ratio=statistics.median(ratios), spread=[ratios[1], ratios[-2]],
                      apart=apart)  # fmt: skip
             del expected
@@ -108,17 +115,12 @@ def _say(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def _resident() -> int:
-    """Clusters of four that run at once; as many as an H200 is thought to hold if not known."""
-    from benchmarks.kernels.resident import resident_clusters  # noqa: PLC0415
+def _poison(like: list[Any]) -> None:
+    """Leave NaN in memory about to be handed out: what a kernel does not write must be seen."""
+    import jax.numpy as jnp  # noqa: PLC0415
 
-    try:
-        found = resident_clusters(4)
-    except (OSError, RuntimeError) as error:
-        _say(note=f"clusters of four: {error}; taken to be 32")
-        return 32
-    _say(note=f"clusters of four resident at once: {found}")
-    return found
+    for made in [jnp.full_like(array, jnp.nan) for array in like]:
+        made.block_until_ready()
 
 
 def _apart(got: list[Any], want: list[Any]) -> float:
@@ -273,7 +275,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("shapes", nargs="*", help="M,H,I")
     parser.add_argument("--pattern", default="", help="of the trials' names")
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=85, help="start nothing new after")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)

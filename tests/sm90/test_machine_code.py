@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from cubins import Cubin, cubins, nvdisasm
@@ -25,19 +26,63 @@ INSTALLED = [
 needs_library = pytest.mark.skipif(not INSTALLED, reason="make kernels has not run for sm_90a")
 
 
-def instructions(cubin: Cubin) -> Counter[str]:
-    """Opcodes with their modifiers, such as "HGMMA.64x256x16.F32.BF16", and how many of these take
-    A or B transposed: "tnspA", "tnspB"."""
+LINE = re.compile(
+    r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*);\s+/\* 0x\w+ \*/\n"
+    r"\s+/\* 0x(\w+) \*/",
+    re.M,
+)
+"""Opcode, operands and the upper 64 bits of an instruction."""
+
+
+class Instruction(NamedTuple):
+    opcode: str
+    """With its modifiers, such as "HGMMA.64x256x16.F32.BF16"."""
+    operands: str
+    sets: int | None
+    """The scoreboard that it sets until its result is there (of six), if any."""
+    waits: int
+    """The scoreboards that it waits for, a bit each."""
+
+
+def code_of(cubin: Cubin) -> list[Instruction]:
+    """The kernel's instructions, in order."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin.image)
         text = subprocess.run(
-            [nvdisasm(), "-c", "-ndf", path], check=True, capture_output=True, text=True
+            [nvdisasm(), "-c", "-ndf", "-hex", path], check=True, capture_output=True, text=True
         ).stdout
-    code = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*);", text, re.M)
-    found = Counter(opcode for opcode, _ in code)
+    found = []
+    for opcode, operands, upper in LINE.findall(text):
+        # From bit 105 of the 128: 4 bits of stall, a yield, 3 of the scoreboard set on write (7:
+        # none), 3 of the one set on read, 6 waited for. (Jia et al. 2018, arXiv 1804.06826, 2.1)
+        control = int(upper, 16) >> 41
+        sets = control >> 5 & 7
+        found.append(Instruction(opcode, operands, sets if sets < 7 else None, control >> 11 & 63))
+    return found
+
+
+def instructions(code: list[Instruction]) -> Counter[str]:
+    """How often each opcode occurs, and how many take A or B transposed: "tnspA", "tnspB"."""
+    found = Counter(line.opcode for line in code)
     for name in ("tnspA", "tnspB"):
-        found[name] = sum(name in rest for opcode, rest in code if opcode.startswith("HGMMA"))
+        found[name] = sum(name in x.operands for x in code if x.opcode.startswith("HGMMA"))
+    return found
+
+
+def overtaking(code: list[Instruction]) -> int:
+    """Arrivals at barriers that do not wait for a load from shared memory before them.
+
+    Shared memory that was given back by such an arrival can be written before it is read.
+    """
+    under_way: set[int] = set()
+    found = 0
+    for line in code:
+        under_way -= {k for k in under_way if line.waits >> k & 1}
+        if line.opcode.startswith("LDS"):  # and LDSM
+            assert line.sets is not None
+            under_way.add(line.sets)
+        found += line.opcode.startswith("SYNCS.ARRIVE") and bool(under_way)
     return found
 
 
@@ -55,7 +100,9 @@ def transposed(variant: KernelVariant) -> tuple[bool, bool]:
 
 def check(variant: KernelVariant, cubin: Cubin) -> None:
     tile = TILES[variant.stage][label_of(variant)]
-    found = instructions(cubin)
+    code = code_of(cubin)
+    found = instructions(code)
+    assert overtaking(code) == 0
     element = {"bfloat16": "BF16", "float16": "F16"}[variant.dtype]
     wgmma = {opcode for opcode in found if opcode.startswith("HGMMA")}
     expected = f"HGMMA.64x{tile.n}x16.F32"

@@ -2,11 +2,14 @@
 
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from benchmarks.kernels.trials import build, listed, parse
 from benchmarks.kernels.try_tiles import candidates, watch
 from swiglu_jax.kernels import _manifest
+from swiglu_jax.kernels.sm90._tile import Tile
 
 WORKER = """
 import json, sys, time
@@ -34,19 +37,39 @@ def test_watch(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.count("WRONG") == 1 and "same bits" in text and "a line of XLA's" in text
 
 
+SPEC = "down_dswiglu:n=128,stages=5,cluster=2x1,raster=4,in_place=True"
+
+
+def test_parse() -> None:
+    trial = parse(SPEC)
+    assert (trial.stage, trial.tile) == ("down_dswiglu", Tile(128, 5, raster=4, in_place=True))
+    assert (
+        trial.variant.name == "trial_down_dswiglu_n_128_stages_5_cluster_2x1_raster_4_in_place_True"
+    )
+    assert trial.variant.tile == (128, 128, 64)
+    assert parse("gate_up:n=256,stages=4").variant.tile == (128, 128, 64), "gate beside up"
+    for text, named in (
+        ("gate:n=256,stages=4", "stage: .*'gate'"),
+        ("gate_up:n=256,depth=4", "field: .*'depth'"),
+        ("gate_up:n=wide,stages=4", "n: .*'wide'"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            parse(text)
+
+
+def test_listing_names_what_was_built(tmp_path: Path) -> None:
+    pytest.importorskip("cutlass", reason="the compiler is the build's")
+    build(tmp_path, [parse(SPEC)], 1)
+    assert listed(tmp_path) == [parse(SPEC).variant]
+    assert (tmp_path / _manifest.library_name("sm_90a")).exists()
+
+
 def test_candidates() -> None:
-    """Shipped kernels come first, and no cluster is asked for that is not resident."""
+    """Shipped kernels come first; the pattern is for trials alone."""
     if not any(kernel.variant.arch == "sm_90a" for kernel in _manifest.installed().kernels):
         pytest.skip("make kernels has not run for sm_90a")
-    names = [v.name for v in candidates("down_dswiglu", 1024, "", 32)]
+    trials = [parse(SPEC).variant, parse("gate_up:n=128,stages=5").variant]
+    names = [v.name for v in candidates("down_dswiglu", "", trials)]
     assert names[0] == "sm90_down_dswiglu_dgate_dup_h_large_oi_bf16"
-    assert "trial_down_dswiglu_ring_128_2x2_32" in names
-    assert "trial_down_dswiglu_large_prefetch" not in names, "for long contractions"
-    assert [v.name for v in candidates("down_dswiglu", 1024, "ring_128_1x1", 32)][-2:] == [
-        "sm90_down_dswiglu_dgate_dup_h_narrow_oi_bf16",
-        "trial_down_dswiglu_ring_128_1x1",
-    ]
-    for resident, wanted, other in ((33, 32, 30), (32, 32, 30), (31, 30, 32), (29, 0, 30)):
-        names = [v.name for v in candidates("gate_up", 5120, "", resident)]
-        assert (f"trial_gate_up_large_2x2_{wanted}" in names) == bool(wanted)
-        assert f"trial_gate_up_large_2x2_{other}" not in names
+    assert [name for name in names if name.startswith("trial")] == [trials[0].name]
+    assert candidates("down_dswiglu", "raster_8", trials)[-1].name.startswith("sm90_")

@@ -12,7 +12,7 @@ from cutlass import Int32, Uint32, const_expr
 from cutlass.cute.nvgpu import cpasync, warp
 
 from swiglu_jax.kernels.sm90._plan import Plan
-from swiglu_jax.kernels.sm90._tile import STEP_COLUMNS, WARP_ROWS
+from swiglu_jax.kernels.sm90._tile import GROUP_COLUMNS, STEP_COLUMNS, STEPS, WARP_ROWS
 
 MATRICES = STEP_COLUMNS // 4
 """8 x 8 matrices of one ``stmatrix`` or ``ldmatrix``: 16 rows of a step's columns."""
@@ -57,7 +57,7 @@ def make_finisher(
         load = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, MATRICES), plan.dtype)
         from_shared = cute.make_tiled_copy_S(load, accumulator)
         sources = from_shared.get_slice(thread).partition_S(inputs)
-    shape = (WARP_ROWS, plan.tile.group)
+    shape = (WARP_ROWS, GROUP_COLUMNS)
     stores = []
     for atom, tensor in zip(out_atoms, out_tensors, strict=True):
         shared, target = cpasync.tma_partition(
@@ -93,27 +93,20 @@ def finish_step(
 
     ``row`` counts in the 16 rows of a warp, ``column`` in groups; ``state`` is of the inputs.
     """
-    steps = const_expr(plan.tile.group_steps)
-    part = const_expr(step % steps)
+    part = const_expr(step % STEPS)
     count = const_expr(len(plan.epilogue.aux))
-    in_place = const_expr(plan.in_place)
-    # Where the outputs are staged: a ring's are where their inputs were.
-    slot = const_expr(0)
-    if const_expr(plan.ring):
-        slot = state.index * len(plan.epilogue.outputs)
+    in_place = const_expr(plan.tile.in_place and count > 0)
     inputs = []
     if const_expr(count > 0):
         if const_expr(part == 0):
             finisher.pipe.consumer_wait(state)
         for i in cutlass.range_constexpr(count):
-            source = finisher.sources[(None, None, part, state.index * plan.staged_inputs + i)]
+            source = finisher.sources[(None, None, part, state.index * count + i)]
             words = cute.make_rmem_tensor(WORDS, Uint32)
             halves = cute.recast_ptr(words.iterator, dtype=plan.dtype)
             view = cute.make_tensor(halves, cute.make_layout(source.shape))
             cute.copy(finisher.from_shared, source, view)
             inputs.append(words)
-        if const_expr(part == steps - 1 and not in_place):
-            finisher.pipe.consumer_release(state)
     results = [cute.make_rmem_tensor((WORDS, 1), Uint32) for _ in plan.epilogue.outputs]
     plan.epilogue.chunk(step, held, inputs, results, plan.dtype)
     if const_expr(in_place):
@@ -124,37 +117,37 @@ def finish_step(
         cute.arch.cp_async_bulk_wait_group(0, read=True)
         cute.arch.sync_warp()
     for i in cutlass.range_constexpr(len(results)):
-        target = finisher.targets[(None, None, part, slot + i)]
+        target = finisher.targets[(None, None, part, i)]
         cute.copy(finisher.to_shared, cute.recast_tensor(results[i], plan.dtype), target)
-    if const_expr(part == steps - 1):
+    if const_expr(part == STEPS - 1 and count > 0 and not in_place):
+        # Not earlier: an arrival overtakes loads from shared memory that are still under way (the
+        # memory pipe may be full of stores), and the next group would be loaded over what they have
+        # not read. What was just written depends on all of them.
+        finisher.pipe.consumer_release(state)
+    if const_expr(part == STEPS - 1):
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
-        at = (row, column + step // steps)
+        at = (row, column + step // STEPS)
         if const_expr(plan.problems == 1):
-            _store(finisher.stores, at, slot)
+            _store(finisher.stores, at)
         else:
             for p in cutlass.range_constexpr(plan.problems):
                 if problem == p:
-                    _store(finisher.stores[p * len(results) : (p + 1) * len(results)], at, slot)
+                    _store(finisher.stores[p * len(results) : (p + 1) * len(results)], at)
         cute.arch.cp_async_bulk_commit_group()
 
 
 @cute.jit
-def _store(stores: cutlass.Constexpr, at, slot) -> None:
-    """A staged group of every output of a tile to its place (16 rows, a group's columns)."""
+def _store(stores: cutlass.Constexpr, at) -> None:
+    """A staged group of every output of a tile to its place (16 rows, 32 columns)."""
     for i in cutlass.range_constexpr(len(stores)):
         atom, shared, output = stores[i]
-        cute.copy(atom, shared[(None, slot + i)], output[(None, *at)])
+        cute.copy(atom, shared[(None, i)], output[(None, *at)])
 
 
 @cute.jit
-def release_in_place(
-    finisher: cutlass.Constexpr[Finisher], state, later: cutlass.Constexpr[int] = 0
-) -> None:
-    """Give a staged group back once this warp's stores have read it.
-
-    ``later`` groups were stored after it, and may still be read.
-    """
-    cute.arch.cp_async_bulk_wait_group(later, read=True)
+def release_in_place(finisher: cutlass.Constexpr[Finisher], state) -> None:
+    """Give a staged group back once this warp's stores have read it."""
+    cute.arch.cp_async_bulk_wait_group(0, read=True)
     cute.arch.sync_warp()
     finisher.pipe.consumer_release(state)

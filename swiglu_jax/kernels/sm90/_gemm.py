@@ -31,7 +31,7 @@ from swiglu_jax.kernels.sm90._load import load_atom, load_inputs, load_operands
 from swiglu_jax.kernels.sm90._multiply import multiply
 from swiglu_jax.kernels.sm90._plan import Plan
 from swiglu_jax.kernels.sm90._schedule import Schedule, tile_count
-from swiglu_jax.kernels.sm90._tile import WARP_ROWS, WARPGROUP_ROWS
+from swiglu_jax.kernels.sm90._tile import GROUP_COLUMNS, WARP_ROWS, WARPGROUP_ROWS
 
 SMS = 132
 """Multiprocessors of an H100 or H200 (SXM), one block each. Fewer or more only cost balance."""
@@ -74,10 +74,10 @@ class Gemm:
             for b in bs:
                 b_nk = _contraction_last(b, plan.b_mn)
                 loads[-1].append(load_atom(plan, cluster_m, b_nk, plan.b_box(), plan.b_slice))
-        group = (tile.m, tile.group)
+        group = (tile.m, GROUP_COLUMNS)
         aux_tma = [load_atom(plan, 1, t, plan.input_box(), group) for t in aux]
         store = cpasync.CopyBulkTensorTileS2GOp()
-        piece = (WARP_ROWS, tile.group)
+        piece = (WARP_ROWS, GROUP_COLUMNS)
         out_tma = [cpasync.make_tiled_tma_atom(store, t, plan.output_box(), piece) for t in outputs]
 
         grids = []
@@ -94,8 +94,6 @@ class Gemm:
             k_tiles = least
         clusters = tile_count(grids)
         resident = SMS // (cluster_m * cluster_n)
-        if const_expr(tile.clusters is not None):
-            resident = tile.clusters
         if clusters > resident:
             clusters = resident
 
@@ -149,10 +147,9 @@ class Gemm:
                 cpasync.prefetch_descriptor(atom)
 
         reads = const_expr(len(aux_atoms) > 0)
-        in_place = const_expr(plan.in_place)
+        in_place = const_expr(reads and tile.in_place)
         a_layout, b_layout = plan.a_layout(), plan.b_layout()
-        slots = tile.input_stages if plan.ring else 1
-        out_layout = plan.group_layout(slots * len(plan.epilogue.outputs))
+        out_layout = plan.group_layout(len(plan.epilogue.outputs))
         in_layout = plan.group_layout(max(tile.input_stages * len(aux_atoms), 1))
         in_size = cute.cosize(in_layout) if reads and not in_place else 0
 

@@ -7,6 +7,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from swiglu_jax.kernels.sm90._plan import Plan
 from swiglu_jax.kernels.sm90._schedule import Schedule, tile_coordinate, tile_count
+from swiglu_jax.kernels.sm90._tile import GROUP_COLUMNS
 
 
 def load_atom(plan: Plan, shared_by: int, tensor: cute.Tensor, box, shape):
@@ -111,19 +112,13 @@ def load_inputs(
 ) -> None:
     """The epilogue's inputs, a group of columns of each at a time, as far ahead as stages allow."""
     tile = plan.tile
-    shape = (tile.m, tile.group)
+    shape = (tile.m, GROUP_COLUMNS)
     count = const_expr(len(atoms))
     parts = [_partition(atoms[i], tensors[i], shape, staged) for i in range(count)]
     state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, tile.input_stages)
     index = Int32(schedule.first)
     while index < tile_count(schedule.grids):
         _, m, n = tile_coordinate(schedule, index, tile.cluster, tile.raster)
-        if const_expr(tile.prefetch):
-            # The first groups are about to be loaded; the others have to wait for their stages.
-            for group in cutlass.range(tile.input_stages, plan.groups, unroll=1):
-                for i in cutlass.range_constexpr(count):
-                    _, source = parts[i]
-                    cute.prefetch(atoms[i], source[(None, m, n * plan.groups + group)])
         for group in cutlass.range(plan.groups, unroll=1):
             pipe.producer_acquire(state)
             for i in cutlass.range_constexpr(count):
@@ -131,7 +126,7 @@ def load_inputs(
                 cute.copy(
                     atoms[i],
                     source[(None, m, n * plan.groups + group)],
-                    to[(None, state.index * plan.staged_inputs + i)],
+                    to[(None, state.index * count + i)],
                     tma_bar_ptr=pipe.producer_get_barrier(state),
                 )
             pipe.producer_commit(state)

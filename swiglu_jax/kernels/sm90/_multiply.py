@@ -8,7 +8,7 @@ from cutlass.cute.nvgpu import warpgroup
 from swiglu_jax.kernels.sm90._finish import Finisher, finish_step, release_in_place
 from swiglu_jax.kernels.sm90._plan import Plan
 from swiglu_jax.kernels.sm90._schedule import Schedule, tile_coordinate, tile_count
-from swiglu_jax.kernels.sm90._tile import WARP_ROWS
+from swiglu_jax.kernels.sm90._tile import STEPS, WARP_ROWS
 
 
 @cute.jit
@@ -36,22 +36,18 @@ def multiply(
     state = pipeline.make_pipeline_state(consumer, tile.stages)
     done = pipeline.make_pipeline_state(consumer, tile.stages)
     inputs = pipeline.make_pipeline_state(consumer, tile.input_stages)
-    # What a ring's warps are done with, a group behind ``inputs``.
-    stored = pipeline.make_pipeline_state(consumer, tile.input_stages)
-    ring = const_expr(plan.ring)
-    in_place = const_expr(plan.in_place and not ring)
-    group_steps = const_expr(tile.group_steps)
+    in_place = const_expr(tile.in_place and len(plan.epilogue.aux) > 0)
     # In place, the groups are spread over the main loop; a group is given back a stage after its
     # stores, which have left by then, and the next is there when its turn comes.
     k_tiles = schedule.k_tiles * plan.terms
     after_stores = Int32(0)
     before_next = Int32(0)
     if const_expr(in_place):
-        spare = k_tiles // plan.groups - group_steps
+        spare = k_tiles // plan.groups - STEPS
         if spare > 0:
             after_stores = Int32(1)
         before_next = spare - after_stores
-    rest = k_tiles - plan.groups * (group_steps + after_stores + before_next)
+    rest = k_tiles - plan.groups * (STEPS + after_stores + before_next)
 
     index = Int32(schedule.first)
     problem = Int32(0)
@@ -68,12 +64,9 @@ def multiply(
                 warpgroup.wait_group(1)
                 pipe.consumer_release(done)
                 done.advance()
-            ends_group = const_expr(step % group_steps == group_steps - 1)
+            ends_group = const_expr(step % STEPS == STEPS - 1)
             if not first:
                 finish_step(plan, finisher, step, held, inputs, problem, row, column)
-                if const_expr(ends_group and ring and step >= group_steps):
-                    release_in_place(finisher, stored, 1)
-                    stored.advance()
                 if const_expr(ends_group and not in_place):
                     inputs.advance()
             if const_expr(ends_group and in_place):
@@ -88,18 +81,7 @@ def multiply(
                     _stage(tiled_mma, pipe, acc, fa, fb, state, done)
                     state.advance()
                     done.advance()
-        left = rest
-        if const_expr(ring):
-            # The last group's stores leave during one more stage.
-            if rest > 0:
-                _stage(tiled_mma, pipe, acc, fa, fb, state, done)
-                state.advance()
-                done.advance()
-                left = rest - 1
-            if not first:
-                release_in_place(finisher, stored)
-                stored.advance()
-        for _ in cutlass.range(left, unroll=1):
+        for _ in cutlass.range(rest, unroll=1):
             _stage(tiled_mma, pipe, acc, fa, fb, state, done)
             state.advance()
             done.advance()
@@ -114,8 +96,8 @@ def multiply(
         index += schedule.step
     for step in cutlass.range_constexpr(plan.steps):
         finish_step(plan, finisher, step, held, inputs, problem, row, column)
-        if const_expr(step % group_steps == group_steps - 1):
-            if const_expr(in_place or ring):
+        if const_expr(step % STEPS == STEPS - 1):
+            if const_expr(in_place):
                 release_in_place(finisher, inputs)
             inputs.advance()
     cute.arch.cp_async_bulk_wait_group(0)

@@ -8,7 +8,7 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.utils import LayoutEnum, hopper_helpers
 
 from swiglu_jax.kernels.sm90._epilogue import DownDswiglu, GateUp, Product
-from swiglu_jax.kernels.sm90._tile import STEP_COLUMNS, WARP_ROWS, Tile
+from swiglu_jax.kernels.sm90._tile import GROUP_COLUMNS, STEP_COLUMNS, WARP_ROWS, Tile
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,7 @@ class Plan:
     @property
     def groups(self) -> int:
         """Groups of columns that a tile's epilogue reads and stores."""
-        return self.part_n // self.tile.group
-
-    @property
-    def in_place(self) -> bool:
-        """Whether outputs are staged over inputs."""
-        return self.tile.in_place and len(self.epilogue.aux) > 0
-
-    @property
-    def ring(self) -> bool:
-        """Whether there are several such stages."""
-        return self.in_place and self.tile.input_stages > 1
-
-    @property
-    def staged_inputs(self) -> int:
-        """Tensors in a stage of the epilogue's inputs; a ring's has room for every output."""
-        return len(self.epilogue.outputs if self.ring else self.epilogue.aux)
+        return self.part_n // GROUP_COLUMNS
 
     @property
     def stage_bytes(self) -> int:
@@ -66,7 +51,7 @@ class Plan:
     @property
     def input_bytes(self) -> int:
         """Bytes of one group of the epilogue's inputs; 0 if it reads none."""
-        return len(self.epilogue.aux) * self.tile.m * self.tile.group * self.dtype.width // 8
+        return len(self.epilogue.aux) * self.tile.m * GROUP_COLUMNS * self.dtype.width // 8
 
     @property
     def a_slice(self) -> tuple[int, int]:
@@ -87,8 +72,8 @@ class Plan:
         return self._operand(self.tile.n, self.part_n, self.b_mn)
 
     def group_layout(self, count: int) -> cute.ComposedLayout:
-        """Shared memory of ``count`` groups of epilogue inputs or outputs, (M, columns, count)."""
-        return self._rows(self.tile.group, (self.tile.m, self.tile.group, count))
+        """Shared memory of ``count`` groups of epilogue inputs or outputs, (M, 32, count)."""
+        return self._rows(GROUP_COLUMNS, (self.tile.m, GROUP_COLUMNS, count))
 
     def a_box(self) -> cute.ComposedLayout:
         """Shared memory of ``a_slice``, inside a stage of ``a_layout``."""
@@ -100,11 +85,11 @@ class Plan:
 
     def input_box(self) -> cute.ComposedLayout:
         """Shared memory of one group of one epilogue input."""
-        return self._rows(self.tile.group, (self.tile.m, self.tile.group))
+        return self._rows(GROUP_COLUMNS, (self.tile.m, GROUP_COLUMNS))
 
     def output_box(self) -> cute.ComposedLayout:
         """Shared memory of what one warp stores of one output at once."""
-        return self._rows(self.tile.group, (WARP_ROWS, self.tile.group))
+        return self._rows(GROUP_COLUMNS, (WARP_ROWS, GROUP_COLUMNS))
 
     def _slice(self, rows: int, peers: int, mn: bool) -> tuple[int, int]:
         """(M or N, K) of one block's share of an operand tile of ``rows``.

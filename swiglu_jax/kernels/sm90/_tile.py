@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 GROUP_COLUMNS = 32
-"""Columns of an output that a shipped tile stores at once: rows of 64 bytes, one swizzle."""
+"""Columns of an output that are stored at once: rows of 64 bytes, one 64-byte swizzle."""
 STEP_COLUMNS = 16
 """Columns that one ``stmatrix.x4`` writes: what an epilogue works off at once."""
+STEPS = GROUP_COLUMNS // STEP_COLUMNS
+"""Steps of a group."""
 WARPGROUP_ROWS = 64
 """Rows of a tile that one warpgroup multiplies."""
 WARP_ROWS = 16
@@ -37,16 +39,6 @@ class Tile:
     False: two groups of inputs in flight, outputs beside them, the epilogue at the main loop's
     start: for short contractions.
     """
-    inputs: int | None = None
-    """Groups of epilogue inputs in flight, if not as ``in_place`` says. In place and more than one:
-    a ring of them, each given back a group later, and the epilogue at the main loop's start."""
-    group: int = GROUP_COLUMNS
-    """Columns that an epilogue reads and stores at once: 32, or 64, which are rows of 128 bytes."""
-    prefetch: bool = False
-    """Ask for the epilogue's inputs of a tile in L2 before a stage is free to load them to."""
-    clusters: int | None = None
-    """Clusters of the grid at most; None: what the multiprocessors would hold, were they not apart
-    in GPCs of 16 or 18. A cluster of four that has to wait for another doubles a kernel's time."""
 
     @property
     def warpgroups(self) -> int:
@@ -56,9 +48,4 @@ class Tile:
     @property
     def input_stages(self) -> int:
         """Groups of epilogue inputs in flight."""
-        return self.inputs or (1 if self.in_place else 2)
-
-    @property
-    def group_steps(self) -> int:
-        """Steps of a group."""
-        return self.group // STEP_COLUMNS
+        return 1 if self.in_place else 2
