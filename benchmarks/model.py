@@ -12,19 +12,20 @@ normalization that are fastest with the plain one, unless all are asked for. In 
 """
 
 import argparse
-import contextlib
 import functools
 import itertools
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# One region of memory: grown piece by piece, it was too cut up for 54 GiB with 96 of 105 free.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
 
 import jax
 
@@ -37,6 +38,8 @@ from benchmarks.trace import kernel_seconds
 RESULTS = Path(__file__).parent / "results"
 COMPILATION = 0.6
 """Share of the time after which no other variant is compiled, so that some is left to run them."""
+FITTING_TRIES = 6
+"""Batches to compile in search of the largest that fits."""
 
 
 def step_of(config: decoder.Config, variant: decoder.Variant) -> Any:
@@ -84,6 +87,9 @@ def largest_batch(
         options: the command's, for the batch that was measured.
         peak_bytes: of the step at that batch.
         limit: bytes that JAX may allocate on the device.
+
+    Raises:
+        NotMade: where no batch that was tried ran.
     """
     key = jax.random.key(1)
     # Nothing is timed here, and timing GEMMs for another batch would take most of the time.
@@ -111,10 +117,10 @@ def largest_batch(
                 raise
         else:
             return found | {"sequences": sequences}
-    return found | {"sequences": None}
+    raise NotMade(f"none of {FITTING_TRIES} batches from {predicted + 1} downwards ran")
 
 
-def fewer_and_fewer(most: int, tries: int = 6) -> list[int]:
+def fewer_and_fewer(most: int, tries: int = FITTING_TRIES) -> list[int]:
     """Batches to try: the most, one less, then each time a fiftieth less, but at least one."""
     batches = [most, most - 1]
     while len(batches) < tries:
@@ -169,7 +175,7 @@ def measure(
             continue
         try:
             program = step_of(config, variant).lower(params, inputs).compile()
-            loss, _ = jax.block_until_ready(program(params, inputs))
+            loss = jax.block_until_ready(program(params, inputs))[0]
         except Exception as error:  # cuDNN's attention declines off GPUs, for one
             results.not_made(name, reason(error))
             continue
@@ -188,17 +194,11 @@ def measure(
     times = {name: timing.median_ms for name, timing in timings.items()}
     chosen = {"all": list(times), "best": best_pair(times), "none": []}
     for name in chosen[options.trace]:
-        with clock.guarding(f"trace of {name}"):
-            _trace(results, config, variants[name], params, inputs)
+        clock.attempt(f"trace of {name}", _trace, results, config, variants[name], params, inputs)
     clock.lap("trace")
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     for name in chosen[options.largest_batch]:
-        with clock.guarding(f"largest batch of {name}"):
-            if limit is None:
-                raise NotMade("this platform tells no memory limit")
-            found = largest_batch(config, variants[name], params, options, peaks[name], limit)
-            results.add({"measure": "model_largest_batch", "variant": name, **found})
-            print(f"{name:<32} {found['sequences']} sequences fit", flush=True)
+        rest = (config, variants[name], params, options, peaks[name])
+        clock.attempt(f"largest batch of {name}", _fit, results, *rest)
     clock.lap("largest batch")
     return times
 
@@ -225,16 +225,31 @@ class _Clock:
         self.results.write()
         self.last = now
 
-    @contextlib.contextmanager
-    def guarding(self, what: str) -> Iterator[None]:
+    def attempt(self, what: str, measure: Callable[..., None], *arguments: Any) -> None:
         """Note what could not be made, and go on; nothing new is started when time is over."""
         try:
             if self.over():
                 raise NotMade("out of time")
-            yield
+            measure(*arguments)
         except Exception as error:
             self.results.not_made(what, reason(error))
         self.results.write()
+
+
+def _fit(
+    results: Results,
+    config: decoder.Config,
+    variant: decoder.Variant,
+    params: Any,
+    options: argparse.Namespace,
+    peak_bytes: int,
+) -> None:
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    if limit is None:
+        raise NotMade("this platform tells no memory limit")
+    found = largest_batch(config, variant, params, options, peak_bytes, limit)
+    results.add({"measure": "model_largest_batch", "variant": variant.name, **found})
+    print(f"{variant.name:<32} {found['sequences']} sequences fit", flush=True)
 
 
 def _trace(

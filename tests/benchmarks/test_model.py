@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import decoder, model
+from benchmarks.absent import NotMade
 from benchmarks.bounds import Records
 from benchmarks.model_report import attribution_table, kernels_table, model_runs, variants_table
 from benchmarks.plots import write_plots
@@ -66,6 +67,24 @@ def test_nothing_new_is_started_when_time_is_over(tmp_path):
     assert all("out of time" in missing["reason"] for missing in data["not_made"])
 
 
+@pytest.mark.parametrize("laps", [2, 3])
+def test_what_time_did_not_reach_is_told(tmp_path, monkeypatch, laps):
+    """Time is over after so many phases: before the traces, before the search for a batch."""
+    done = []
+    lap = model._Clock.lap
+    monkeypatch.setattr(model._Clock, "lap", lambda *args: done.append(args[1]) or lap(*args))
+    monkeypatch.setattr(model._Clock, "over", lambda self, share=1.0: len(done) >= laps)
+    out = ["--variants", "*+xla+kept", "--sample-ms", "1", "--out", str(tmp_path)]
+    data = json.loads(model.main(["--model", "tiny", *out]).read_text())
+    missing = {m["what"] for m in data["not_made"] if "out of time" in m["reason"]}
+    names = {"plain+xla+kept", "swiglu_jax+xla+kept"}
+    wanted = {f"largest batch of {name}" for name in names}
+    if laps == 2:
+        wanted |= {f"trace of {name}" for name in names}
+    assert missing == wanted
+    assert {r["variant"] for r in data["records"] if r["measure"] == "model_step"} == names
+
+
 def test_attribution_compares_what_differs_in_one_choice():
     times = {
         v.name: (2.0 if v.mlp == "plain" else 1.0) * (3.0 if v.attention == "xla" else 1.0)
@@ -103,6 +122,8 @@ def test_the_largest_batch_is_the_one_whose_program_fits():
     found = model.largest_batch(config, variant, params, options, peak(2), limit)
     assert found["sequences"] == 7
     assert abs(found["predicted"] - 7) <= 1
+    with pytest.raises(NotMade, match="none of 6 batches"):
+        model.largest_batch(config, variant, params, options, peak(2), peak(1) - 1)
 
 
 def test_scopes_are_found_in_forward_and_backward_instructions():
