@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from swiglu_jax import _native
-from swiglu_jax._candidate import Candidate, Declined, StageCall
+from swiglu_jax._candidate import FUSED_STAGES, Candidate, Declined, StageCall
 from swiglu_jax._config import config
 from swiglu_jax._device import local_gpu_ordinal, local_gpu_target
+from swiglu_jax.kernels._variant import STAGE_OUTPUTS, outputs_mask
 
 OLDEST_SM = 90
 """The fused graphs run on the engines that cuDNN generates for SM90 and newer."""
@@ -21,9 +22,6 @@ ROW_MULTIPLE = 8
 """H and I must be multiples of this: rows of 16 bytes. Other sizes build too, on slow engines."""
 
 DTYPES = ("bfloat16", "float16")
-
-OUTPUTS = {"gate_up": ("h", "gate", "up"), "down_dswiglu": ("dgate", "dup", "h")}
-"""Canonical order; bit n of the attribute ``outputs`` stands for the n-th."""
 
 SERVED_BY = {frozenset({"dgate", "h"}): ("dgate", "dup", "h")}
 """Backward output sets that a larger one serves."""
@@ -43,7 +41,7 @@ def candidates(call: StageCall, target: str) -> list[Candidate]:
     Raises:
         Declined: with the reason.
     """
-    if call.stage not in OUTPUTS:
+    if call.stage not in FUSED_STAGES:
         raise Declined("a GEMM without an epilogue: XLA times cuBLAS and cuDNN for it by itself")
     _check(call, target)
     written = _written(call)
@@ -140,11 +138,6 @@ def native_graph(graph: str, call: StageCall) -> _native.Graph:
     )  # fmt: skip
 
 
-def outputs_mask(stage: str, outputs: tuple[str, ...]) -> int:
-    """The attribute ``outputs``: bit n for the n-th output of the stage's canonical order."""
-    return sum(1 << n for n, name in enumerate(OUTPUTS[stage]) if name in outputs)
-
-
 def _written(call: StageCall) -> tuple[str, ...]:
     """What the graph that serves a call writes."""
     if call.stage == "down_dswiglu":
@@ -153,7 +146,7 @@ def _written(call: StageCall) -> tuple[str, ...]:
         larger = SERVED_BY.get(frozenset(call.outputs))
         if larger is not None:
             return larger
-    return tuple(name for name in OUTPUTS[call.stage] if name in call.outputs)
+    return tuple(name for name in STAGE_OUTPUTS[call.stage] if name in call.outputs)
 
 
 def _check(call: StageCall, target: str) -> None:

@@ -15,19 +15,12 @@ from swiglu_jax._device import lowering_target
 from swiglu_jax._target import CPU
 from swiglu_jax._version import __version__
 from swiglu_jax.kernels import _manifest
+from swiglu_jax.kernels._variant import STAGE_OUTPUTS
 
 PACKAGES = (
     "jax", "jaxlib", "jax-cuda13-plugin", "flax", "nvidia-cudnn-cu13",
     "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "apache-tvm-ffi",
 )  # fmt: skip
-
-_TYPICAL = {
-    "gate_up": ("h", "gate", "up"),
-    "down_dswiglu": ("dgate", "dup", "h"),
-    "input_gradient": ("x",),
-    "weight_gradients": ("w_gate", "w_up", "w_down"),
-}
-"""The stages of a full training step, at a width that every kernel takes."""
 
 
 def environment_report(target: str | None = None) -> dict[str, Any]:
@@ -52,7 +45,7 @@ def environment_report(target: str | None = None) -> dict[str, Any]:
             "log": config.log,
         },
         "target": target,
-        "stages": {stage: _routes_of(stage, target) for stage in _TYPICAL},
+        "stages": {stage: _routes_of(stage, target) for stage in STAGE_OUTPUTS},
         "kernels": _manifest.summary(_manifest.installed()),
         "kernels_compiled_with": _manifest.installed().versions,
     }
@@ -66,7 +59,8 @@ def _version(package: str) -> str | None:
 
 
 def _routes_of(stage: str, target: str) -> dict[str, Any]:
-    call = StageCall(stage, _TYPICAL[stage], "IO", "bfloat16", m=8192, h=4096, i=14336)
+    # As a full training step asks it, at a width that every kernel takes.
+    call = StageCall(stage, STAGE_OUTPUTS[stage], "IO", "bfloat16", m=8192, h=4096, i=14336)
     if target == CPU:
         found, declined = [], _routes.no_gpu((CPU,))
     else:

@@ -8,7 +8,7 @@ from swiglu_jax import _native
 from swiglu_jax._candidate import Candidate, Declined, StageCall
 from swiglu_jax._config import config
 from swiglu_jax.kernels import _manifest
-from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
+from swiglu_jax.kernels._variant import KernelVariant, outputs_mask
 from swiglu_jax.kernels.sm90 import _variants as sm90
 
 SMALL_M = 128
@@ -132,13 +132,12 @@ def _ordered_for_sm90(found: list[KernelVariant], call: StageCall) -> list[Kerne
 
 
 def _candidate(variant: KernelVariant) -> Candidate:
-    canonical = STAGE_OUTPUTS[variant.stage]
     return Candidate(
         route="exported",
         kernel=variant.name,
         ffi_target=f"swiglu_jax_exported_{variant.stage}",
         attributes=(
-            ("outputs", sum(1 << canonical.index(output) for output in variant.outputs)),
+            ("outputs", outputs_mask(variant.stage, variant.outputs)),
             ("weight_layout", variant.weight_layout),
             ("kernel", variant.name),
         ),

@@ -28,6 +28,7 @@ from jax.interpreters import mlir
 from swiglu_jax import _device, _providers, _routes, _tuning
 from swiglu_jax._candidate import Candidate, Declined, StageCall
 from swiglu_jax._stages import STAGES, _lowering
+from swiglu_jax.kernels._variant import outputs_mask
 
 SOURCE = Path(__file__).with_name("cpu_handlers.cc")
 ROUTE = "test"
@@ -105,7 +106,7 @@ class FusedCpu:
         outputs = call.outputs
         if self.superset and all(stage.needed(outputs)):
             outputs = stage.outputs
-        mask = sum(1 << k for k, n in enumerate(stage.outputs) if n in outputs)
+        mask = outputs_mask(call.stage, outputs)
         return [
             Candidate(
                 route=ROUTE,

@@ -23,7 +23,7 @@ import numpy as np
 
 from swiglu_jax import _native
 from swiglu_jax.kernels import _manifest
-from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
+from swiglu_jax.kernels._variant import KernelVariant, outputs_mask
 
 SHAPES = ("8192,5120,17408", "8192,2048,8192", "32768,1024,3072", "2048,4096,14336")
 PATTERN = "input_gradient.*bf16|weight_gradients.*oi_bf16|weight_gradients_w_gate_w_up_w_down.*bf16"
@@ -72,13 +72,12 @@ def plain(variant: KernelVariant) -> Callable[..., list[jax.Array]]:
 
 def exported(variant: KernelVariant) -> Callable[..., list[jax.Array]]:
     """The kernel, called as the lowering of a stage calls it."""
-    canonical = STAGE_OUTPUTS[variant.stage]
 
     def call(**given: Any) -> list[jax.Array]:
         results = jax.eval_shape(plain(variant), **given)
         return jax.ffi.ffi_call(f"swiglu_jax_exported_{variant.stage}", results)(
             *given.values(),
-            outputs=np.int64(sum(1 << canonical.index(output) for output in variant.outputs)),
+            outputs=np.int64(outputs_mask(variant.stage, variant.outputs)),
             weight_layout=variant.weight_layout,
             kernel=variant.name,
         )

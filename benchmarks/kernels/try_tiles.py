@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.kernels.trials import ARCHITECTURE, listed
 from swiglu_jax.kernels import _manifest
-from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
+from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant, outputs_mask
 
 SHAPES = ("32768,1024,3072", "8192,5120,17408", "8192,2048,8192", "2048,5120,17408")
 HANG = 40.0
@@ -200,7 +200,7 @@ def _kernel(variant: KernelVariant) -> Callable[..., Any]:
             f"swiglu_jax_exported_{variant.stage}", [result] * len(variant.outputs)
         )(
             *given.values(),
-            outputs=np.int64((1 << len(variant.outputs)) - 1),
+            outputs=np.int64(outputs_mask(variant.stage, variant.outputs)),
             weight_layout=variant.weight_layout,
             kernel=variant.name,
         )

@@ -17,7 +17,6 @@ def _letters(weight_layout: str) -> tuple[str, ...]:
 down_dswiglu = _primitive.define(
     Stage(
         name="down_dswiglu",
-        outputs=("dgate", "dup", "h"),
         form=_forms.down_dswiglu,
         derivative_form=_forms.down_dswiglu,
         needed=_needed,

@@ -21,7 +21,6 @@ def _letters(weight_layout: str) -> tuple[str, ...]:
 gate_up = _primitive.define(
     Stage(
         name="gate_up",
-        outputs=("h", "gate", "up"),
         form=_forms.gate_up,
         derivative_form=functools.partial(_forms.gate_up, exact=False),
         needed=_needed,

@@ -18,7 +18,6 @@ def _letters(weight_layout: str) -> tuple[str, ...]:
 input_gradient = _primitive.define(
     Stage(
         name="input_gradient",
-        outputs=("x",),
         form=_gradient_forms.input_gradient,
         derivative_form=_gradient_forms.input_gradient,
         needed=_needed,

@@ -13,6 +13,7 @@ from jax.extend import core
 
 from swiglu_jax._candidate import StageCall
 from swiglu_jax._stages._params import StageParams
+from swiglu_jax.kernels._variant import STAGE_OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,7 @@ class Stage:
     """One stage of the op, and the primitive that stands for it in a jaxpr."""
 
     name: str
-    outputs: tuple[str, ...]
-    """All outputs, in canonical order; a bitmask of outputs counts from the first."""
+    """A key of ``STAGE_OUTPUTS``."""
     form: Callable[..., list[jax.Array]]
     """The XLA form: (*operands, params=...) to the asked outputs."""
     derivative_form: Callable[..., list[jax.Array]]
@@ -38,6 +38,11 @@ class Stage:
     """Which two of the operands that it is bound with make its (first) matrix product."""
     divisible: bool = True
     """Whether the partitioner can divide it; XLA divides the form of one that it cannot."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """All outputs, in canonical order."""
+        return STAGE_OUTPUTS[self.name]
 
     def bind(self, *operands: jax.Array, params: StageParams) -> dict[str, jax.Array]:
         """Run the stage; the operands that the asked outputs do not need are left out.

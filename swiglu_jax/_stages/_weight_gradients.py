@@ -22,7 +22,6 @@ def _result_letters(weight_layout: str) -> tuple[str, ...]:
 weight_gradients = _primitive.define(
     Stage(
         name="weight_gradients",
-        outputs=("w_gate", "w_up", "w_down"),
         form=_gradient_forms.weight_gradients,
         derivative_form=_gradient_forms.weight_gradients,
         needed=_needed,

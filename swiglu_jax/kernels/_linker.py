@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
+from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant, outputs_mask
 
 HERE = Path(__file__).parent
 VERSION_SCRIPT = "{ global: __tvm_ffi_*; local: *; };\n"
@@ -78,7 +78,7 @@ def _table(variants: Sequence[KernelVariant]) -> str:
                 "frost": "kSwigluJaxFrost",
                 "frost_stg": "kSwigluJaxFrostStg",
             }[v.abi],
-            "outputs": sum(1 << canonical.index(o) for o in v.outputs),
+            "outputs": outputs_mask(v.stage, v.outputs),
             "entry_outputs": "{" + ", ".join(map(str, order)) + "}",
             "layout_oi": int(v.weight_layout == "OI"),
             "dlpack_code": {"bfloat16": "kDLBfloat", "float16": "kDLFloat"}[v.dtype],

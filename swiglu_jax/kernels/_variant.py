@@ -1,5 +1,6 @@
 """One kernel to export: everything that a build step, the manifest and the launcher must know."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 STAGE_OUTPUTS = {
@@ -8,9 +9,20 @@ STAGE_OUTPUTS = {
     "input_gradient": ("x",),
     "weight_gradients": ("w_gate", "w_up", "w_down"),
 }
-"""A stage's outputs in canonical order: the order of an entry's outputs and of XLA's results."""
+"""A stage's outputs in canonical order: the order of an entry's outputs and of XLA's results.
+
+The native library has the same list (ffi/stage_call.cc)."""
 
 ABIS = ("cute2d", "frost", "frost_stg")
+
+
+def outputs_mask(stage: str, outputs: Iterable[str]) -> int:
+    """A set of a stage's outputs as the native library takes it: bit n for the n-th of them.
+
+    Raises:
+        ValueError: for an output that the stage does not have.
+    """
+    return sum(1 << STAGE_OUTPUTS[stage].index(output) for output in outputs)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from stage_shapes import stage_shapes
 
 from swiglu_jax import _native
 from swiglu_jax.kernels import _manifest
-from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
+from swiglu_jax.kernels._variant import KernelVariant, outputs_mask
 
 HERE = Path(__file__).parent
 DTYPES = {"uint8": 6, "float16": 10, "float32": 11, "bfloat16": 16}
@@ -96,11 +96,6 @@ def buffers_of(
     return made[:count], made[count:]
 
 
-def outputs_mask(variant: KernelVariant) -> int:
-    canonical = STAGE_OUTPUTS[variant.stage]
-    return sum(1 << canonical.index(output) for output in variant.outputs)
-
-
 class Recorder:
     """A process with the shipped library over a recording driver of one GPU model."""
 
@@ -174,7 +169,7 @@ class Recorder:
             "buffers": [
                 {"dtype": DTYPES[b.dtype], "dims": list(b.dims), "data": b.data} for b in buffers
             ],
-            "outputs": outputs_mask(variant),
+            "outputs": outputs_mask(variant.stage, variant.outputs),
             "weight_layout": variant.weight_layout,
             "kernel": variant.name,
         }

@@ -16,7 +16,7 @@ from support import error
 
 from swiglu_jax import _device, _native
 from swiglu_jax.kernels import _manifest
-from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant
+from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant, outputs_mask
 
 HERE = Path(__file__).parent
 BOUNDS = {"bfloat16": 6e-3, "float16": 2e-3}
@@ -98,8 +98,6 @@ def sizes_of(variant: KernelVariant, operands: Sequence[Any]) -> tuple[tuple[int
 def launcher(variant: KernelVariant) -> Callable:
     """The variant's custom call, as the lowering of a stage writes it."""
     _native.register()
-    canonical = STAGE_OUTPUTS[variant.stage]
-    mask = sum(1 << canonical.index(output) for output in variant.outputs)
 
     def run(*operands: jax.Array) -> list[jax.Array]:
         lead, h, i = sizes_of(variant, operands)
@@ -108,7 +106,7 @@ def launcher(variant: KernelVariant) -> Callable:
         call = jax.ffi.ffi_call(f"swiglu_jax_exported_{variant.stage}", results)
         return call(
             *operands,
-            outputs=np.int64(mask),
+            outputs=np.int64(outputs_mask(variant.stage, variant.outputs)),
             weight_layout=variant.weight_layout,
             kernel=variant.name,
         )

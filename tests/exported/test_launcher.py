@@ -4,6 +4,7 @@ Every call goes through the shipped handlers over the recording driver. A proces
 call must serve the next one: nothing may abort it.
 """
 
+import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,6 +59,23 @@ def test_wrong_shapes_and_dtypes_are_refused(recorder: Recorder) -> None:
             assert not refused.launches, (buffer, change)
             assert "expected" in refused.error, refused.error
     still_works(recorder)
+
+
+@pytest.mark.parametrize("stage", STAGE_OUTPUTS)
+def test_outputs_have_the_canonical_order(recorder_of: Callable, stage: str) -> None:
+    """Every set of outputs: the library calls each result what kernels/_variant.py calls it."""
+    names = STAGE_OUTPUTS[stage]
+    sm90 = recorder_of("sm_90a")
+    some = next(v for v in SHIPPED.values() if (v.stage, v.arch) == (stage, "sm_90a"))
+    for count in range(1, len(names) + 1):
+        for outputs in itertools.combinations(names, count):
+            operands, results = buffers_of(replace(some, outputs=outputs), *SHAPE)
+            mask = sum(2 ** names.index(output) for output in outputs)
+            for k, output in enumerate(outputs):
+                wrong = list(results)
+                wrong[k] = replace(results[k], dims=(*results[k].dims[:-1], 8))
+                refused = sm90.call(some, operands, wrong, outputs=mask)
+                assert f"result {output}: expected" in refused.error, (outputs, refused.error)
 
 
 def test_missing_and_extra_buffers_are_refused(recorder: Recorder) -> None:

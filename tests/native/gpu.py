@@ -9,6 +9,7 @@ import numpy as np
 
 from swiglu_jax import _cudnn, _native
 from swiglu_jax._candidate import StageCall
+from swiglu_jax.kernels._variant import STAGE_OUTPUTS, outputs_mask
 
 ERROR_BOUND = 6e-3
 """Largest relative L2 error of any output against float64 from the same inputs."""
@@ -23,7 +24,7 @@ TARGETS = {
 
 
 def names(stage: str, mask: int) -> tuple[str, ...]:
-    return tuple(n for k, n in enumerate(_cudnn.OUTPUTS[stage]) if mask >> k & 1)
+    return tuple(n for k, n in enumerate(STAGE_OUTPUTS[stage]) if mask >> k & 1)
 
 
 SETS = {"gate_up": range(1, 8), "down_dswiglu": (1, 2, 3, 6, 7)}
@@ -57,7 +58,7 @@ def handler(
     def run(*operands: jax.Array) -> tuple[jax.Array, ...]:
         written = jax.ffi.ffi_call(target, results)(
             *operands,
-            outputs=np.int64(_cudnn.outputs_mask(call.stage, call.outputs)),
+            outputs=np.int64(outputs_mask(call.stage, call.outputs)),
             weight_layout=call.weight_layout,
             plan=plan,
         )

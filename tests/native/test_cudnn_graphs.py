@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from swiglu_jax.kernels._variant import STAGE_OUTPUTS
+
 HERE = Path(__file__).parent
 SM = {"h200": 90, "b200": 100}
 SETS = {"gate_up": range(1, 8), "down_dswiglu": (1, 2, 3, 6, 7)}
@@ -101,6 +103,8 @@ def test_buffers_are_taken_in_stage_order_and_read_in_place(build: Build, layout
     for answer, buffers in zip(build("h200", 90, graphs), wanted.values(), strict=True):
         found = [(b["name"], (b["dims"], b["strides"])) for b in answer["buffers"]]
         assert found == list(buffers.items())
+    for stage, names in STAGE_OUTPUTS.items():
+        assert stage not in wanted or tuple(wanted[stage])[-len(names) :] == names
 
 
 def test_up_is_no_buffer_where_nothing_reads_it(build: Build) -> None:
