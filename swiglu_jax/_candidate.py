@@ -44,8 +44,37 @@ class Candidate:
     """Size in bytes of a trailing uint8 result that the kernel uses as workspace."""
 
 
+@dataclass(frozen=True)
+class Decline:
+    """Why a route, or a kernel whose trial failed, does not serve a call."""
+
+    reason: str
+    advice: str | None = None
+    """One sentence on what to do about it, or why there is nothing to do; None leaves that to
+    what is known of the call and the machine."""
+
+
 class Declined(Exception):
     """A route does not serve a call, for a reason known before launch."""
+
+    def __init__(self, reason: str, advice: str | None = None) -> None:
+        super().__init__(reason)
+        self.decline = Decline(reason, advice)
+
+
+def padding(call: StageCall, **multiples: int) -> str | None:
+    """The advice to pad those sizes of a call that are no multiples; None where all are.
+
+    Args:
+        call: the stage call; a symbolic size of it is left alone.
+        multiples: m, h or i to what it must be a multiple of.
+    """
+    sizes = [
+        f"pad {name.upper()}={size} to {-(-size // multiple) * multiple}"
+        for name, multiple in multiples.items()
+        if (size := getattr(call, name)) is not None and size % multiple
+    ]
+    return f"{', '.join(sizes)} with zeros, and slice the result if H grew" if sizes else None
 
 
 @dataclass(frozen=True)
@@ -53,8 +82,8 @@ class Choice:
     """What serves a stage: a candidate, or XLA's own form where ``candidate`` is None."""
 
     candidate: Candidate | None
-    declined: dict[str, str] = field(default_factory=dict)
-    """Route to the reason why it does not serve this call."""
+    declined: dict[str, Decline] = field(default_factory=dict)
+    """Route to why it does not serve this call; "<kernel> (trial)" where a trial failed."""
 
     @property
     def route(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from swiglu_jax import _native
-from swiglu_jax._candidate import FUSED_STAGES, Candidate, Declined, StageCall
+from swiglu_jax._candidate import FUSED_STAGES, Candidate, Declined, StageCall, padding
 from swiglu_jax._config import config
 from swiglu_jax._device import local_gpu_ordinal, local_gpu_target
 from swiglu_jax.kernels._variant import STAGE_OUTPUTS, outputs_mask
@@ -163,15 +163,18 @@ def _check(call: StageCall, target: str) -> None:
         if size % ROW_MULTIPLE:
             raise Declined(
                 f"{letter}={size} is not a multiple of {ROW_MULTIPLE}: cuDNN's fast kernels load "
-                "rows of 16 bytes"
+                "rows of 16 bytes",
+                padding(call, h=ROW_MULTIPLE, i=ROW_MULTIPLE),
             )
     reason = _native.unavailable_reason()
     if reason is not None:
-        raise Declined(reason)
+        raise Declined(reason, _native.ADVICE)
     if local_gpu_target() is not None:
         # Only the machine that runs the call needs cuDNN; a lowering from elsewhere does not.
         try:
             _native.call_json("swiglu_jax_cudnn_version")
         except RuntimeError as error:
-            raise Declined(str(error)) from error
+            raise Declined(
+                str(error), "pip install 'swiglu-jax[cuda13]' brings the cuDNN that JAX uses too"
+            ) from error
     _native.register()

@@ -70,7 +70,7 @@ def _routes_of(stage: str, target: str) -> dict[str, Any]:
         serving.setdefault(candidate.route, []).append(candidate.kernel)
     return {
         "serving": serving | {"xla": ["XLA's own GEMMs and fusions"]},
-        "declined": declined,
+        "declined": {route: why.reason for route, why in declined.items()},
         "advice": {route: advice(route, why, call, target) for route, why in declined.items()},
     }
 

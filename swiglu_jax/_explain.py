@@ -16,7 +16,6 @@ from swiglu_jax._arguments import check_arrays, check_options
 from swiglu_jax._candidate import Choice
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
-from swiglu_jax._providers import PROVIDERS
 from swiglu_jax._residuals import ARGUMENTS, residual_plan
 from swiglu_jax._stages import STAGES, StageParams, stage_named
 from swiglu_jax._target import CPU, parse_target
@@ -34,9 +33,10 @@ class StageReport:
     """"exported", "cudnn" or "xla"."""
     kernel: str
     declined: dict[str, str]
-    """Route to the reason why it does not serve this call."""
+    """Route to the reason why it does not serve this call; "<kernel> (trial)" to the reason why a
+    kernel's trial failed."""
     advice: dict[str, str]
-    """For each of those routes, what to do about it."""
+    """For each of those, what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,11 @@ def explain(
         asked = stage_named(stage)
         call = asked.call(asked.used(operands, params), params)
         if forward_mode and stage != "gate_up":
-            reason = "forward_mode=True: the backward pass is the transpose of XLA's tangent"
-            choice = Choice(None, dict.fromkeys(PROVIDERS, reason))
+            declined = _routes.all_decline(
+                "forward_mode=True: the backward pass is the transpose of XLA's tangent",
+                "leave forward_mode out where reverse mode is all that is used",
+            )
+            choice = Choice(None, declined)
         elif target == CPU:
             choice = Choice(None, _routes.no_gpu((CPU,)))
             if implementation == "fused" and stage in STAGES:
@@ -149,8 +152,9 @@ def explain(
         else:
             choice = _routes.choose(call, implementation, target)
         kernel = choice.candidate.kernel if choice.candidate else "XLA's own GEMMs and fusions"
+        reasons = {route: why.reason for route, why in choice.declined.items()}
         todo = {route: advice(route, why, call, target) for route, why in choice.declined.items()}
-        return StageReport(outputs, choice.route, kernel, choice.declined, todo)
+        return StageReport(outputs, choice.route, kernel, reasons, todo)
 
     forward = report("gate_up", plan.forward, (x, w_gate, w_up))
     if plan.backward:

@@ -5,7 +5,7 @@ there is read from the manifest; no GPU is needed to choose one.
 """
 
 from swiglu_jax import _native
-from swiglu_jax._candidate import Candidate, Declined, StageCall
+from swiglu_jax._candidate import Candidate, Declined, StageCall, padding
 from swiglu_jax._config import config
 from swiglu_jax.kernels import _manifest
 from swiglu_jax.kernels._variant import KernelVariant, outputs_mask
@@ -29,11 +29,12 @@ def candidates(call: StageCall, target: str) -> list[Candidate]:
     """
     reason = _native.unavailable_reason()
     if reason is not None:
-        raise Declined(reason)
+        raise Declined(reason, _native.ADVICE)
     if call.stage == "down_dswiglu" and not config.frost_backward:
         raise Declined(
             "SWIGLU_JAX_FROST_BWD=0 asks for a separate GEMM and pointwise graph; unset it to "
-            "fuse the backward stage"
+            "fuse the backward stage",
+            "unset SWIGLU_JAX_FROST_BWD",
         )
     found = _serving(call, target)
     _native.register()
@@ -102,7 +103,12 @@ def _of_the_right_sizes(found: list[KernelVariant], call: StageCall) -> list[Ker
         else:
             fitting.append(variant)
     if not fitting:
-        raise Declined(f"{reasons[0]}; pad it, or let another route serve it")
+        multiples = {
+            letter: min(getattr(variant, f"{letter}_multiple") for variant in found)
+            for letter in "mhi"
+        }
+        advice = None if call.m is None else padding(call, **multiples)
+        raise Declined(f"{reasons[0]}; pad it, or let another route serve it", advice)
     return fitting
 
 

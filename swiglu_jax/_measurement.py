@@ -11,6 +11,11 @@ PREFERENCE = 0.995
 with its neighbours and which every profiler knows."""
 
 
+def for_want_of_memory(reason: str) -> bool:
+    """Whether that is why a trial failed; XLA's errors have their status in their text alone."""
+    return "RESOURCE_EXHAUSTED" in reason
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Median times in microseconds of one stage call, all taken in one interleaved run."""
@@ -34,7 +39,7 @@ class Measurement:
     @property
     def lacked_memory(self) -> bool:
         """Whether a trial failed for want of memory, which another process may well have."""
-        return any("RESOURCE_EXHAUSTED" in reason for reason in self.failed.values())
+        return any(map(for_want_of_memory, self.failed.values()))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; ``from_json`` reads it back."""

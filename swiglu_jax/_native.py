@@ -31,6 +31,9 @@ FFI_TARGETS = (
 )
 """Each a C symbol, with ``_initialize`` behind it for what runs before every execution."""
 
+ADVICE = "on Linux x86-64 reinstall the package with gcc at hand, or `make build` a checkout"
+"""What to do where it is unavailable."""
+
 
 class NativeUnavailable(RuntimeError):
     """The native library can't be used here; the text says why and what to do."""

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from swiglu_jax import _tuning
-from swiglu_jax._candidate import FUSED_STAGES, Candidate, Choice, Declined, StageCall
+from swiglu_jax._candidate import FUSED_STAGES, Candidate, Choice, Decline, Declined, StageCall
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
 from swiglu_jax._providers import PROVIDERS, SUPERSEDED, preference, provider
@@ -15,14 +15,22 @@ logger = logging.getLogger("swiglu_jax")
 FUSED_DTYPES = ("bfloat16", "float16")
 
 
-def no_gpu(platforms: Sequence[str]) -> dict[str, str]:
+def all_decline(reason: str, advice: str | None = None) -> dict[str, Decline]:
+    """Every fused route declines, for one reason."""
+    return dict.fromkeys(PROVIDERS, Decline(reason, advice))
+
+
+def no_gpu(platforms: Sequence[str]) -> dict[str, Decline]:
     """Declines of every fused route for a lowering to other platforms than CUDA."""
-    reason = f"fused kernels run on CUDA GPUs; this program is lowered for {', '.join(platforms)}"
-    return dict.fromkeys(PROVIDERS, reason)
+    return all_decline(
+        f"fused kernels run on CUDA GPUs; this program is lowered for {', '.join(platforms)}",
+        "run on an NVIDIA GPU (the cuda13 extra brings JAX for it), or ask about one from here: "
+        'explain(..., target="sm_90a"), SWIGLU_JAX_TARGET=sm_90a',
+    )
 
 
-def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str, str]]:
-    """Every candidate of every fused route, and the reason of each route that declines.
+def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str, Decline]]:
+    """Every candidate of every fused route, and the decline of each route that has none.
 
     The candidate that is taken where none was measured comes first.
 
@@ -30,21 +38,23 @@ def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str,
     and propagates.
     """
     found: list[Candidate] = []
-    declined: dict[str, str] = {}
+    declined: dict[str, Decline] = {}
     for route in preference(call, target):
         try:
             if call.dtype not in FUSED_DTYPES:
                 raise Declined(
                     f"fused kernels take {' or '.join(FUSED_DTYPES)}; the arguments are "
-                    f"{call.dtype}"
+                    f"{call.dtype}",
+                    "compute in bfloat16: cast the arguments, or give the Flax module "
+                    "dtype=jnp.bfloat16",
                 )
             if route == "cudnn" and found and target in SUPERSEDED:
                 raise Declined(SUPERSEDED[target])
             if 0 in (call.m, call.h, call.i):
                 raise Declined(f"nothing to compute: M={call.m}, H={call.h}, I={call.i}")
             found += provider(route).candidates(call, target)
-        except Declined as decline:
-            declined[route] = str(decline)
+        except Declined as refusal:
+            declined[route] = refusal.decline
     return found, declined
 
 
@@ -63,16 +73,18 @@ def choose(call: StageCall, implementation: str | None, target: str | None = Non
         NotImplementedError: for "fused", where every candidate declined, listing why.
     """
     if implementation == "xla":
-        asked = Choice(None, dict.fromkeys(PROVIDERS, 'implementation="xla" was asked for'))
-        return logged(call, target or lowering_target() or "CUDA", asked)
+        declined = all_decline(
+            'implementation="xla" was asked for',
+            "leave implementation (and SWIGLU_JAX_IMPLEMENTATION) unset to take the best route",
+        )
+        return logged(call, target or lowering_target() or "CUDA", Choice(None, declined))
     if call.stage not in FUSED_STAGES:
         implementation = None
     target = target or lowering_target()
     if target is None:
-        declined = dict.fromkeys(
-            PROVIDERS,
+        declined = all_decline(
             "no GPU is visible and no target is set; set SWIGLU_JAX_TARGET (for example "
-            '"sm_90a" or "sm_100a") to lower for a GPU from this machine',
+            '"sm_90a" or "sm_100a") to lower for a GPU from this machine'
         )
         choice = Choice(None, declined)
     elif target == CPU:
@@ -92,7 +104,7 @@ def logged(call: StageCall, where: str, choice: Choice) -> Choice:
             call.stage, ", ".join(call.outputs), call.m, call.h, call.i, call.dtype,
             call.weight_layout, where, choice.route,
             f" {choice.candidate.kernel}" if choice.candidate else "",
-            "".join(f"; not {route}: {why}" for route, why in choice.declined.items()),
+            "".join(f"; not {route}: {why.reason}" for route, why in choice.declined.items()),
         )  # fmt: skip
     return choice
 
@@ -105,9 +117,9 @@ def _choose_on_gpu(call: StageCall, implementation: str | None, target: str) -> 
     return Choice(candidate, declined | lost)
 
 
-def not_served(call: StageCall, declined: dict[str, str]) -> NotImplementedError:
+def not_served(call: StageCall, declined: dict[str, Decline]) -> NotImplementedError:
     """The error of implementation="fused" where no fused candidate serves a call."""
-    reasons = "\n".join(f"  {route}: {reason}" for route, reason in declined.items())
+    reasons = "\n".join(f"  {route}: {why.reason}" for route, why in declined.items())
     return NotImplementedError(
         f'implementation="fused": no fused kernel serves {call.stage} with outputs '
         f"{', '.join(call.outputs)} at M={call.m}, H={call.h}, I={call.i}, {call.dtype}, "

@@ -16,14 +16,17 @@ import jax
 
 from swiglu_jax import _native, _table, _timing, _tuning_cache
 from swiglu_jax._artifacts import digest_of_artifacts
-from swiglu_jax._candidate import FUSED_STAGES, Candidate, StageCall
+from swiglu_jax._candidate import FUSED_STAGES, Candidate, Decline, StageCall
 from swiglu_jax._compat import in_clean_thread
 from swiglu_jax._config import config
 from swiglu_jax._device import local_gpu_target
-from swiglu_jax._measurement import Measurement
+from swiglu_jax._measurement import Measurement, for_want_of_memory
 from swiglu_jax._providers import provider
 
 logger = logging.getLogger("swiglu_jax")
+
+TO_MEASURE = "compile the call on such a GPU: it is timed there unless SWIGLU_JAX_TUNE=0"
+"""Advice about what was never measured."""
 
 _measured: dict[tuple[StageCall, tuple[Candidate, ...]], Measurement] = {}
 _lock = threading.Lock()
@@ -130,7 +133,7 @@ def _cudnn_version() -> str:
 
 def decide(
     call: StageCall, candidates: Sequence[Candidate], target: str, *, fused: bool
-) -> tuple[Candidate | None, dict[str, str]]:
+) -> tuple[Candidate | None, dict[str, Decline]]:
     """The candidate that serves a call, and why the others do not.
 
     Args:
@@ -140,49 +143,60 @@ def decide(
         fused: whether a fused candidate must be taken, XLA's form being out of the question.
 
     Returns:
-        A candidate, or None for XLA's form; and reasons by route.
+        A candidate, or None for XLA's form; and declines as Choice has them.
     """
+    force = ""  # the gradients' GEMMs take no "fused"
+    if call.stage in FUSED_STAGES:
+        force = ' (implementation="fused" takes the fastest kernel all the same)'
     measured = measurement(call, candidates, target)
     if measured is not None:
         best = measured.best()
         winner = best[0] if fused and best else measured.preferred()
-        return winner, _measured_reasons(measured, winner)
+        return winner, _measured_declines(measured, winner, force)
     row = _table.lookup(call, candidates, target)
     if row is not None:
         ranking = _table.ranked(row, candidates)
         winner = ranking[0] if fused else _table.preferred(row, candidates)
         lost = f"the shipped table has XLA's form at {row.xla_us:.1f} us for {row.call}"
+        advice = f"nothing; XLA was faster where the table was measured{force}"
     else:
         winner = candidates[0] if fused else None
         lost = "never measured for this shape, and no row of the shipped table speaks for it"
-    reasons: dict[str, str] = {}
+        advice = TO_MEASURE
+    declined: dict[str, Decline] = {}
     for candidate in candidates:  # the preferred one of each route comes first
         if winner is None:
             reason = f"{candidate.kernel}: {lost}"
             if row is None and candidate == candidates[0] and call.stage in FUSED_STAGES:
                 reason += '; implementation="fused" takes it'
-            reasons.setdefault(candidate.route, reason)
+            declined.setdefault(candidate.route, Decline(reason, advice))
         elif candidate.route != winner.route:
             by = "never measured for this shape" if row is None else "by the shipped table"
             reason = f"{candidate.kernel}: {by}, {winner.kernel} comes first"
-            reasons.setdefault(candidate.route, reason)
-    return winner, reasons
+            todo = TO_MEASURE if row is None else None
+            declined.setdefault(candidate.route, Decline(reason, todo))
+    return winner, declined
 
 
-def _measured_reasons(measured: Measurement, winner: Candidate | None) -> dict[str, str]:
-    """For each route that lost, how its best kernel compared."""
+def _measured_declines(
+    measured: Measurement, winner: Candidate | None, force: str
+) -> dict[str, Decline]:
+    """For each route that lost, how its best kernel compared; and each trial that failed."""
     rival = "XLA's form"
     rival_us = measured.xla_us
     for candidate, us in measured.candidates:
         if candidate == winner:
             rival, rival_us = candidate.kernel, us
-    reasons: dict[str, str] = {}
+    declined: dict[str, Decline] = {}
     for candidate, us in sorted(measured.candidates, key=lambda timed: timed[1]):
         if winner is None or candidate.route != winner.route:
-            reasons.setdefault(
-                candidate.route,
-                f"{candidate.kernel} measured {us:.1f} us against {rival_us:.1f} us of {rival}",
-            )
+            reason = f"{candidate.kernel} measured {us:.1f} us against {rival_us:.1f} us of {rival}"
+            todo = f"nothing; the faster one serves{force}"
+            declined.setdefault(candidate.route, Decline(reason, todo))
     for kernel, reason in measured.failed.items():
-        reasons.setdefault(f"{kernel} (trial)", reason)
-    return reasons
+        if for_want_of_memory(reason):
+            todo = "compile before memory fills up: a new process tries this kernel again"
+        else:
+            todo = "nothing; its trial failed, and that of what serves did not (do report it)"
+        declined.setdefault(f"{kernel} (trial)", Decline(reason, todo))
+    return declined

@@ -14,7 +14,7 @@ import pytest
 from support import float64
 
 from swiglu_jax import _config, _routes, _table, _timing, _tuning, _tuning_cache
-from swiglu_jax._candidate import Candidate, Declined, StageCall
+from swiglu_jax._candidate import Candidate, Decline, Declined, StageCall
 from swiglu_jax._measurement import Measurement
 from swiglu_jax._stages import GRADIENT_STAGES, STAGES, stage_named
 
@@ -62,7 +62,9 @@ def on_gpu(monkeypatch, tmp_path):
 
 
 def decide(candidates=(A, B, C), call=CALL, fused=False):
-    return _tuning.decide(call, candidates, TARGET, fused=fused)
+    """The winner, and the reason of each decline."""
+    winner, declined = _tuning.decide(call, candidates, TARGET, fused=fused)
+    return winner, {route: decline.reason for route, decline in declined.items()}
 
 
 class FullGpu(FakeGpu):
@@ -353,7 +355,7 @@ def test_routes_report_what_the_tuner_decided(on_gpu, monkeypatch):
     monkeypatch.setattr(_routes, "SUPERSEDED", {})
     choice = _routes.choose(CALL, None, TARGET)
     assert choice.candidate == A
-    assert choice.declined == {"cudnn": "cuDNN is not installed"}
+    assert choice.declined == {"cudnn": Decline("cuDNN is not installed")}
     assert _routes.choose(CALL, "xla", TARGET).candidate is None
 
 

@@ -66,7 +66,7 @@ def can_partition(stage: Stage, ctx: Any, params: StageParams) -> bool:
         reason = "programs for several devices need JAX's Shardy partitioner, which is off"
     elif not static:
         reason = "programs for several devices fuse with static shapes only; these are symbolic"
-    declined = dict.fromkeys(_routes.PROVIDERS, reason)
+    declined = _routes.all_decline(reason)
     if not reason:
         found, declined = _routes.candidates(call, target)
         devices = _compat.device_count(ctx)

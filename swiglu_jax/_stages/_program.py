@@ -33,8 +33,8 @@ def program(
     """
     if params.batched and not stage.keeps_rows:
         reason = "one small result for each element of vmap: a batched GEMM, not a loop of kernels"
-        declined = dict.fromkeys(_routes.PROVIDERS, reason)
-        _routes.logged(stage.call(avals, params), platform, Choice(None, declined))
+        choice = Choice(None, _routes.all_decline(reason))
+        _routes.logged(stage.call(avals, params), platform, choice)
         return functools.partial(stage.evaluate, params=params), False
     choice = _routes.choose(asked_call(stage, avals, params), params.implementation)
     if choice.candidate is None:

@@ -72,7 +72,7 @@ def test_cudnn_on_hopper_is_for_what_no_kernel_serves(
 ) -> None:
     found, declined = _routes.candidates(call(stage), "sm_90a")
     assert {candidate.route for candidate in found} == {"exported"}
-    assert "not tried where an exported kernel serves" in declined["cudnn"]
+    assert "not tried where an exported kernel serves" in declined["cudnn"].reason
 
     def none(*_: object) -> None:
         raise Declined("no kernels here")
