@@ -107,8 +107,9 @@ def _of_the_right_sizes(found: list[KernelVariant], call: StageCall) -> list[Ker
             letter: min(getattr(variant, f"{letter}_multiple") for variant in found)
             for letter in "mhi"
         }
-        advice = None if call.m is None else padding(call, **multiples)
-        raise Declined(f"{reasons[0]}; pad it, or let another route serve it", advice)
+        raise Declined(
+            f"{reasons[0]}; pad it, or let another route serve it", padding(call, **multiples)
+        )
     return fitting
 
 

@@ -238,6 +238,13 @@ def test_padding_as_advised_lets_the_route_serve():
             assert route in {candidate.route for candidate in found}
 
 
+def test_padding_is_advised_where_m_is_symbolic_too():
+    (rows,) = jax.export.symbolic_shape("rows")
+    e = explain(*_shapes(lead=(rows,), width=1001), target="sm_90a")
+    for stage in (e.forward, e.backward):
+        assert "pad H=1001 to 1008" in stage.advice["exported"]
+
+
 def test_nothing_kept_is_said():
     assert str(explain(*_shapes(), wrt=(), target="cpu")).endswith("nothing")
 
