@@ -1,8 +1,10 @@
 """Times the candidates of a stage call against XLA's form, on this machine's GPU.
 
 Each candidate becomes one jitted program that runs the stage several times, every run made to
-wait for the one before; the programs take turns, and the median over turns counts. So launch
-overhead is small against what is measured, and a change of the GPU's clocks meets all alike.
+wait for the one before, so that launch overhead is small against what is measured. The programs
+take turns, and each turn counts as a ratio to XLA's turns before and after it: a large GEMM runs
+into the GPU's power limit, which lowers the clocks over some 100 ms, and by more than candidates
+differ.
 """
 
 import functools
@@ -28,8 +30,12 @@ FEWEST_ROWS = 2048
 of thousands, and the widest published weights leave no room under the cap."""
 
 ROUNDS = 7
-SAMPLE_SECONDS = 4e-3
-MAX_REPEATS = 64
+SAMPLE_SECONDS = 15e-3
+"""Of a turn: longer than the power controller takes to react. With 4 ms and no warming up, a tile
+that is 7 % slower in a training step came out as the fastest (H200, 8192, 2048, 8192)."""
+WARM_SECONDS = 0.15
+"""Of XLA's form before the first turn that counts."""
+MAX_REPEATS = 256
 
 Program = Callable[..., Sequence[jax.Array]]
 
@@ -99,15 +105,33 @@ def measure(call: StageCall, candidates: Sequence[Candidate], device: Any) -> Me
             else:
                 programs[k] = program
         jax.block_until_ready(xla(*operands))
-        times: dict[int | None, list[float]] = {k: [] for k in (None, *programs)}
+        end = time.monotonic() + WARM_SECONDS
+        while time.monotonic() < end:
+            _seconds(xla, operands)
+        baseline: list[float] = []
+        turns: dict[int, list[float]] = {k: [] for k in programs}
         for _ in range(ROUNDS):
-            for k, program in ((None, xla), *programs.items()):
-                times[k].append(_seconds(program, operands) / repeats * 1e6)
+            baseline.append(_seconds(xla, operands))
+            for k, program in programs.items():
+                turns[k].append(_seconds(program, operands))
+        baseline.append(_seconds(xla, operands))
+    xla_us = statistics.median(baseline) / repeats * 1e6
     return Measurement(
-        xla_us=statistics.median(times[None]),
-        candidates=tuple((candidates[k], statistics.median(times[k])) for k in programs),
+        xla_us=xla_us,
+        candidates=tuple((candidates[k], xla_us * ratio(turns[k], baseline)) for k in programs),
         failed=failed,
     )
+
+
+def ratio(turns: Sequence[float], baseline: Sequence[float]) -> float:
+    """Median over turns of their time relative to the baseline's turns before and after.
+
+    Args:
+        turns: seconds of each turn.
+        baseline: seconds of the baseline's turns: one before each, and one after the last.
+    """
+    pairs = zip(turns, baseline, baseline[1:], strict=False)
+    return statistics.median(2 * turn / (before + after) for turn, before, after in pairs)
 
 
 def _reason(error: Exception) -> str:
@@ -127,7 +151,7 @@ def _repeats(form: Program, operands: Sequence[jax.Array]) -> int:
     program = _repeated(form, few)
     jax.block_until_ready(program(*operands))
     once = min(_seconds(program, operands) for _ in range(3)) / few
-    return min(MAX_REPEATS, max(few, math.ceil(SAMPLE_SECONDS / once)))
+    return min(MAX_REPEATS, math.ceil(SAMPLE_SECONDS / once))
 
 
 def _repeated(program: Program, repeats: int) -> Program:

@@ -1,6 +1,7 @@
 """Measured choices: who wins, the cache on disk, the shipped table, and the trials themselves."""
 
 import dataclasses
+import functools
 import json
 import math
 import multiprocessing
@@ -395,6 +396,46 @@ def test_trials_of_the_backward_stage_have_its_operands():
     shapes = [a.shape for a in _timing.operands_of(call, 8)]
     assert shapes == [(8, 64), (64, 128), (8, 128), (8, 128)]
     assert _timing.measure(call, [], jax.devices("cpu")[0]).xla_us > 0
+
+
+def test_a_drift_of_the_clocks_meets_all_alike():
+    """While the GPU slows down by a third, a candidate that takes 0.9 of XLA's time still does."""
+    slower = [1 + 0.33 * k / 14 for k in range(15)]
+    baseline, turns = slower[::2], [0.9 * s for s in slower[1::2]]
+    assert _timing.ratio(turns, baseline) == pytest.approx(0.9, rel=1e-12)
+    # One turn that something else disturbed does not count.
+    turns[3] *= 5
+    assert _timing.ratio(turns, baseline) == pytest.approx(0.9, rel=1e-12)
+
+
+def test_times_are_of_one_run_of_the_stage(monkeypatch):
+    """Two candidates of known length, through a clock of our own."""
+    call = dataclasses.replace(CALL, dtype="float32")
+    names = {}
+    real = _timing._repeated
+
+    def repeated(program, repeats):
+        run = real(program, repeats)
+        names[run] = (getattr(program, "us", 100.0), repeats)
+        return run
+
+    def as_program(call, candidate):
+        stage = _timing._stages.stage_named(call.stage)
+        program = functools.partial(stage.form, params=_timing._params(call))
+        program.us = {"a": 80.0, "b": 120.0}[candidate.kernel]
+        return program
+
+    monkeypatch.setattr(_timing, "WARM_SECONDS", 0.0)
+    monkeypatch.setattr(_timing, "_repeated", repeated)
+    monkeypatch.setattr(_timing, "_as_program", as_program)
+    monkeypatch.setattr(_timing, "_seconds", lambda program, _: math.prod(names[program]) * 1e-6)
+    measured = _timing.measure(call, [A, B], jax.devices("cpu")[0])
+    assert measured.xla_us == pytest.approx(100)
+    assert dict(measured.candidates) == pytest.approx({A: 80.0, B: 120.0})
+    assert {repeats for _, repeats in names.values()} == {
+        4,
+        150,
+    }  # to measure 15 ms, and to estimate
 
 
 def test_each_repetition_really_runs():
