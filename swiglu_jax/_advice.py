@@ -24,7 +24,7 @@ def _from_the_facts(route: str, call: StageCall, target: str) -> str:
     sm = re.match(r"sm_(\d+)", target)
     if sm is None or int(sm[1]) < OLDEST_SM:
         return "nothing; fused kernels need Hopper or newer, and XLA serves this GPU"
-    if None in (call.m, call.h, call.i):
+    if not call.sized:
         return "give the sizes as numbers where the fused kernel is wanted"
     if 0 in (call.m, call.h, call.i):
         return "nothing; an empty product costs nothing"

@@ -26,6 +26,11 @@ class StageCall:
     i: int | None
     """Hidden width; None where export leaves it symbolic."""
 
+    @property
+    def sized(self) -> bool:
+        """Whether every size is known."""
+        return None not in (self.m, self.h, self.i)
+
 
 @dataclass(frozen=True)
 class Candidate:

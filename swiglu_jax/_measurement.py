@@ -10,6 +10,10 @@ PREFERENCE = 0.995
 """A fused candidate must take at most this share of XLA's time: ties go to XLA, whose form fuses
 with its neighbours and which every profiler knows."""
 
+TIE = 1.005
+"""Kernels that take at most this multiple of the fastest's time are as fast as it: of those the one
+that comes first where nothing was timed serves, so that noise does not choose."""
+
 
 def for_want_of_memory(reason: str) -> bool:
     """Whether that is why a trial failed; XLA's errors have their status in their text alone."""
@@ -26,8 +30,9 @@ class Measurement:
     """Kernel to the reason why its trial failed: a decline."""
 
     def best(self) -> tuple[Candidate, float] | None:
-        """The fastest fused candidate and its time."""
-        return min(self.candidates, key=lambda timed: timed[1], default=None)
+        """The fastest fused candidate and its time; of those that tie, the first offered."""
+        least = min((us for _, us in self.candidates), default=0.0)
+        return next((timed for timed in self.candidates if timed[1] <= TIE * least), None)
 
     def preferred(self) -> Candidate | None:
         """The fastest fused candidate if it beats XLA's form, else None."""

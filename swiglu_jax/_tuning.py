@@ -26,7 +26,7 @@ from swiglu_jax._providers import provider
 logger = logging.getLogger("swiglu_jax")
 
 TO_MEASURE = "compile the call on such a GPU: it is timed there unless SWIGLU_JAX_TUNE=0"
-"""Advice about what was never measured."""
+"""Advice about what was never measured, if every size is known."""
 
 _measured: dict[tuple[StageCall, tuple[Candidate, ...]], Measurement] = {}
 _lock = threading.Lock()
@@ -59,12 +59,7 @@ def measurement(
 
 
 def _may_measure(call: StageCall, target: str) -> bool:
-    return (
-        config.tune
-        and None not in (call.m, call.h, call.i)
-        and local_gpu_target() == target
-        and jax.process_count() == 1
-    )
+    return config.tune and call.sized and local_gpu_target() == target and jax.process_count() == 1
 
 
 def _read_or_measure(call: StageCall, candidates: Sequence[Candidate]) -> Measurement | None:
@@ -153,6 +148,8 @@ def decide(
         best = measured.best()
         winner = best[0] if fused and best else measured.preferred()
         return winner, _measured_declines(measured, winner, force)
+    # Without it the facts speak: a symbolic size is never timed.
+    to_measure = TO_MEASURE if call.sized else None
     row = _table.lookup(call, candidates, target)
     if row is not None:
         ranking = _table.ranked(row, candidates)
@@ -162,7 +159,7 @@ def decide(
     else:
         winner = candidates[0] if fused else None
         lost = "never measured for this shape, and no row of the shipped table speaks for it"
-        advice = TO_MEASURE
+        advice = to_measure
     declined: dict[str, Decline] = {}
     for candidate in candidates:  # the preferred one of each route comes first
         if winner is None:
@@ -173,7 +170,7 @@ def decide(
         elif candidate.route != winner.route:
             by = "never measured for this shape" if row is None else "by the shipped table"
             reason = f"{candidate.kernel}: {by}, {winner.kernel} comes first"
-            todo = TO_MEASURE if row is None else None
+            todo = to_measure if row is None else None
             declined.setdefault(candidate.route, Decline(reason, todo))
     return winner, declined
 

@@ -398,6 +398,29 @@ def test_trials_of_the_backward_stage_have_its_operands():
     assert _timing.measure(call, [], jax.devices("cpu")[0]).xla_us > 0
 
 
+@pytest.mark.parametrize(
+    ("times", "winner"),
+    [((80.0, 80.3), A), ((80.3, 80.0), A), ((81.0, 80.0), B), ((80.0, 81.0), A)],
+    ids=["first", "tie", "second", "clear"],
+)
+def test_noise_does_not_choose(times, winner):
+    """Of kernels half a percent apart, that which comes first where nothing was timed."""
+    measured = Measurement(100.0, ((A, times[0]), (B, times[1])))
+    assert measured.preferred() == winner
+    assert measured.best() == (winner, times[0 if winner == A else 1])
+    assert Measurement(100.0, ()).best() is None
+
+
+def test_nobody_is_told_to_time_a_symbolic_size():
+    """A call with a symbolic size is never timed, wherever it is compiled."""
+    for call, told in ((CALL, True), (dataclasses.replace(CALL, m=None), False)):
+        for fused in (True, False):
+            _, declined = _tuning.decide(call, [A, C], "sm_none", fused=fused)
+            assert declined
+            for decline in declined.values():
+                assert (decline.advice == _tuning.TO_MEASURE) == told
+
+
 def test_a_drift_of_the_clocks_meets_all_alike():
     """While the GPU slows down by a third, a candidate that takes 0.9 of XLA's time still does."""
     slower = [1 + 0.33 * k / 14 for k in range(15)]
