@@ -63,7 +63,7 @@ class Records:
         """The record of another contender that was interleaved with this one, or None."""
         for other in self.all:
             if (
-                (other["measure"], other["name"]) == (measure, name)
+                (other["measure"], other.get("name")) == (measure, name)
                 and other["file"] == record["file"]
                 and other["group"] == record["group"]
                 and (not same_layout or other["layout"] == record["layout"])

@@ -8,9 +8,10 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import docs_blocks
-from benchmarks.bounds import Records
+from benchmarks.bounds import Records, check, line
 from benchmarks.docs_blocks import BLOCKS, NOT_YET, PAGES, PLOTS, measurements, update_docs, updated
 from benchmarks.report import main as report_command
+from benchmarks.report import report
 from benchmarks.results import ROOT, load
 
 IMAGE = re.compile(r"!\[.*?\]\((\S+\.png)\)")
@@ -33,6 +34,18 @@ def test_committed_docs_are_those_of_the_committed_results(page):
     assert updated(page, text, measurements(paths=committed_results())) == text, (
         "run python -m benchmarks.report --update-docs"
     )
+
+
+def test_files_of_different_commands_may_come_in_any_order():
+    """A model's records have no contender's name, a stage's no variant."""
+    files = load(committed_results() or sorted((ROOT / "benchmarks" / "results").glob("*.json")))
+    kinds = {tuple({record["measure"] for record in file["records"]}) for file in files}
+    assert len(kinds) > 1
+    for turned in range(len(files)):
+        order = files[turned:] + files[:turned]
+        for records in (Records(order), Records(order[::-1])):
+            assert list(map(line, check(records)))
+            assert "# Benchmark results" in report(records)
 
 
 @pytest.mark.parametrize("page", PAGES)
