@@ -16,8 +16,8 @@ DEMO_STAMP := $(firstword $(wildcard $(STAMP)) $(VENV)/.setup-demo$(GPU_EXTRAS))
 .PHONY: help setup demo test lint format docs
 help:
 	@echo 'make setup   create $(VENV) and install the package, editable, with all it is developed with'
-	@echo 'make demo    train a small language model on the CPU or GPU: two minutes, a loss curve'
-	@echo 'make test    build the native library where a build is defined, and run the tests'
+	@echo 'make demo    train a small language model on the CPU or GPU: a minute and a half, a loss curve'
+	@echo 'make test    build the native library and the kernels, and run the tests'
 	@echo 'make lint    ruff and pyright'
 	@echo 'make format  let ruff mend what it can'
 	@echo 'make gpu     on a machine with an NVIDIA GPU: build, the GPU tests and the benchmark'

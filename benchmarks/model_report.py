@@ -81,7 +81,7 @@ def variants_table(run: ModelRun) -> str:
                 f"{ms_text(step['q3_ms'])})",
                 "" if over is None else f"{over:.3f}",
                 "" if memory is None else f"{memory['peak_bytes'] / 2**30:.2f}",
-                # None: files of before 2026-12-02, where memory was too cut up to tell.
+                # None: a file of before this was an error, where memory was too cut up to tell.
                 "" if largest is None else largest["sequences"] or "",
             )
         )

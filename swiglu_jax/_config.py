@@ -22,9 +22,9 @@ class Config:
     target: str | None
     """GPU architecture to lower for ("sm_90a", "sm_100a"), from any machine; None: this GPU's."""
     frost_backward: bool
-    """Whether the exported FROST kernel may serve the backward stage."""
+    """Whether a fused kernel may serve down_dswiglu (False leaves it a GEMM and a pointwise one)."""
     cache_dir: Path
-    """Where measured choices and kernels exported on this machine are kept."""
+    """Where measured choices are kept."""
     tune: bool
     """Whether routes may be timed on this machine's GPU when XLA compiles."""
     log: bool

@@ -32,6 +32,7 @@ class StageReport:
     route: str
     """"exported", "cudnn" or "xla"."""
     kernel: str
+    """The kernel's name, with cuDNN what its graph computes; what XLA does, where it serves."""
     declined: dict[str, str]
     """Route to the reason why it does not serve this call; "<kernel> (trial)" to the reason why a
     kernel's trial failed."""
@@ -44,9 +45,11 @@ class Residual:
     """One activation kept for the backward pass."""
 
     name: str
+    """As remat policies name it, without "swiglu_"."""
     shape: tuple[int | str, ...]
     """Text stands for a symbolic size."""
     dtype: str
+    """NumPy's name of it."""
     bytes: int | None
     """None where a size is symbolic."""
 
@@ -56,11 +59,15 @@ class Explanation:
     """What a call of swiglu_mlp does; prints as a table."""
 
     target: str
+    """What was asked about: "cpu", or a GPU's architecture such as "sm_90a"."""
     forward: StageReport
+    """gate_up: both first products, SiLU and multiply."""
     backward: StageReport
+    """down_dswiglu: ``dy @ w_down`` and what gate's and up's gradients are made of."""
     gradients: dict[str, StageReport]
     """The products that give the gradients: "input_gradient" (x's), "weight_gradients"."""
     residuals: tuple[Residual, ...]
+    """What the forward pass keeps for the backward one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionaries and lists, for JSON."""

@@ -8,7 +8,7 @@ ARCHITECTURES = ("sm_100a", "sm_103a")
 DTYPES = {"bfloat16": "bf16", "float16": "f16"}
 
 DOWN_DSWIGLU_OUTPUTS = (("dup",), ("dgate", "dup"), ("dgate", "dup", "h"))
-"""What the backward of a differentiated set asks for (design: the residual table)."""
+"""What the backward of a differentiated set asks for (swiglu_jax/_residuals.py)."""
 GATE_UP_OUTPUTS = (("h",), ("h", "gate"), ("h", "gate", "up"), ("gate", "up"))
 """What the forward emits, and what remat asks for: gate and up without h."""
 

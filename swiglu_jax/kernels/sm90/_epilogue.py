@@ -7,8 +7,8 @@ The GEMM (``_gemm.py``) knows an epilogue only through this interface:
 - ``hold(acc)``: what of a finished accumulator outlives the start of the next tile;
 - ``chunk(...)``: a thread's elements of a few columns, for every output.
 
-A chunk is 16 or 8 columns; a thread's inputs and results of it are four or two registers of two
-elements each, in the order of the accumulator: (two columns) x (row, row + 8) x (columns, + 8).
+A chunk is 16 columns; a thread's inputs and results of it are four registers of two elements
+each, in the order of the accumulator: (two columns) x (row, row + 8) x (columns, + 8).
 """
 
 from dataclasses import dataclass
