@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import core as core_internal
-from jax._src import sharding_impls, xla_bridge
+from jax._src import distributed, sharding_impls, xla_bridge
 from jax._src.custom_partitioning_sharding_rule import (
     ArrayMapping,
     SdyShardingRule,
@@ -43,6 +43,11 @@ def jit_disabled() -> bool:
 def shardy_partitions() -> bool:
     """Whether JAX leaves the propagation of shardings to Shardy (its default)."""
     return jax.config.jax_use_shardy_partitioner  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def coordination_client() -> Any | None:
+    """The client of ``jax.distributed``'s key-value service; None where that is not running."""
+    return distributed.global_state.client
 
 
 # Types of arrays.

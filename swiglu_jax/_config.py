@@ -22,7 +22,7 @@ class Config:
     target: str | None
     """GPU architecture to lower for ("sm_90a", "sm_100a"), from any machine; None: this GPU's."""
     frost_backward: bool
-    """Whether a fused kernel may serve down_dswiglu (False leaves it a GEMM and a pointwise one)."""
+    """Whether a fused kernel may serve down_dswiglu; else a GEMM and a pointwise one."""
     cache_dir: Path
     """Where measured choices are kept."""
     tune: bool

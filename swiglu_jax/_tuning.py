@@ -2,19 +2,23 @@
 
 In order: what this process or an earlier one measured on this kind of machine; a measurement
 now, if the GPU that the call is lowered for is here; the table shipped with the package. In a
-program of several processes every process must choose alike, so there only the table counts.
+program of several processes every process must choose alike, so one's measurement is everybody's.
 """
 
 import functools
+import hashlib
+import json
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
 import jax
 
 from swiglu_jax import _native, _table, _timing, _tuning_cache
+from swiglu_jax._agreement import agreed, can_agree
 from swiglu_jax._artifacts import digest_of_artifacts
 from swiglu_jax._candidate import FUSED_STAGES, Candidate, Decline, StageCall
 from swiglu_jax._compat import in_clean_thread
@@ -52,14 +56,29 @@ def measurement(
     if found is not None:  # no need to wait for another thread's trials
         return found
     with _lock:
-        found = _measured.get(key) or _read_or_measure(call, candidates)
+        found = _measured.get(key) or _agreed(call, candidates, target)
         if found is not None:
             _measured[key] = found
         return found
 
 
 def _may_measure(call: StageCall, target: str) -> bool:
-    return config.tune and call.sized and local_gpu_target() == target and jax.process_count() == 1
+    return config.tune and call.sized and local_gpu_target() == target and can_agree()
+
+
+def _agreed(call: StageCall, candidates: Sequence[Candidate], target: str) -> Measurement | None:
+    """What this process or, in a program of several, the first that measured the call found."""
+    if jax.process_count() == 1:
+        return _read_or_measure(call, candidates)
+    asked = {"target": target, "call": asdict(call), "kernels": [c.kernel for c in candidates]}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+    def answer() -> str:
+        found = _read_or_measure(call, candidates)
+        return json.dumps(found.to_json() if found else None)
+
+    told = json.loads(agreed(f"swiglu_jax/tuning/{digest}", answer))
+    return Measurement.from_json(told) if told else None
 
 
 def _read_or_measure(call: StageCall, candidates: Sequence[Candidate]) -> Measurement | None:

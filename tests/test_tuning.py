@@ -14,7 +14,7 @@ import jax
 import pytest
 from support import float64
 
-from swiglu_jax import _config, _routes, _table, _timing, _tuning, _tuning_cache
+from swiglu_jax import _agreement, _config, _routes, _table, _timing, _tuning, _tuning_cache
 from swiglu_jax._candidate import Candidate, Decline, Declined, StageCall
 from swiglu_jax._measurement import Measurement
 from swiglu_jax._stages import GRADIENT_STAGES, STAGES, stage_named
@@ -273,7 +273,7 @@ def test_without_a_measurement_fused_is_not_preferred(on_gpu, monkeypatch, reaso
     call = CALL
     if reason == "other gpu":
         monkeypatch.setattr(_tuning, "local_gpu_target", lambda: "sm_100a")
-    elif reason == "several processes":
+    elif reason == "several processes":  # and nothing that connects them
         monkeypatch.setattr(jax, "process_count", lambda: 2)
     elif reason == "symbolic":
         call = dataclasses.replace(CALL, m=None)
@@ -283,6 +283,58 @@ def test_without_a_measurement_fused_is_not_preferred(on_gpu, monkeypatch, reaso
     assert "never measured" in reasons["exported"]
     assert decide(call=call, fused=True)[0] == A
     assert gpu.trials == 0
+
+
+class Service:
+    """Stands in for the key-value service of jax.distributed, in one process."""
+
+    def __init__(self):
+        self.told: dict[str, str] = {}
+
+    def key_value_try_get(self, key):
+        if key not in self.told:
+            raise jax.errors.JaxRuntimeError(f"NOT_FOUND: {key}")
+        return self.told[key]
+
+    def key_value_set(self, key, value):
+        if key in self.told:
+            raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: {key}")
+        self.told[key] = value
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["one after the other", "at once"])
+def test_every_process_takes_the_first_measurement(on_gpu, monkeypatch, tmp_path, late):
+    """Of two processes on unlike GPUs, the second chooses as the first, against its own times."""
+    service = Service()
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(_agreement, "coordination_client", lambda: service)
+    first = on_gpu(FakeGpu({"a": 50.0, "b": 60.0, "c": 70.0}), cache_dir=tmp_path / "first")
+    assert decide()[0] == A
+    told = dict(service.told)
+    second = on_gpu(FakeGpu({"a": 90.0, "b": 60.0, "c": 40.0}), cache_dir=tmp_path / "second")
+    if late:  # the first tells while the second measures
+        service.told.clear()
+        measure = _timing.measure
+        monkeypatch.setattr(
+            _timing, "measure", lambda *args: service.told.update(told) or measure(*args)
+        )
+    assert decide()[0] == A
+    assert (first.trials, second.trials) == (1, int(late))
+    assert service.told == told
+    assert decide(call=dataclasses.replace(CALL, m=512))[0] == C, "nobody told of this one"
+
+
+def test_no_measurement_is_everybodys_too(on_gpu, monkeypatch):
+    """Where the first had no memory for trials, the others use the table as it does."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    service = Service()
+    monkeypatch.setattr(_agreement, "coordination_client", lambda: service)
+    monkeypatch.setattr(_table, "rows", lambda target: ())
+    on_gpu(FullGpu({}, everything=True))
+    assert decide()[0] is None
+    second = on_gpu(FakeGpu({"a": 50.0, "b": 60.0, "c": 70.0}))
+    assert decide()[0] is None
+    assert second.trials == 0
 
 
 def _with_rows(monkeypatch, *rows: _table.Row) -> None:
