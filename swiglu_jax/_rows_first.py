@@ -3,10 +3,12 @@
 vmap of a custom_vjp function runs its backward rule for each example and sums the gradients of
 what the examples share afterwards: a weight gradient for every example in memory, where the
 transpose of a plain dot_general sums in the GEMM. This primitive's batching rule makes the
-examples rows instead. Differentiated, it is the custom_vjp function.
+examples rows instead. Differentiated, it is the custom_vjp function; to a remat policy, what is
+inside.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
+
+from swiglu_jax._compat import register_remat_rule
+from swiglu_jax._stages import _remat
 
 Levels = tuple[tuple[bool, ...], ...]
 """For each axis over weights, the outermost first: which operands have it, in front."""
@@ -24,8 +29,8 @@ def rows_first(name: str, of: Callable[[Any], Callable[..., jax.Array]]) -> Call
 
     Args:
         name: the primitive's.
-        of: options (hashable) to a function of x [..., H] and weights, with a result of x's
-            shape.
+        of: options (hashable) to a custom_vjp or custom_jvp function of x [..., H] and weights,
+            with a result of x's shape.
 
     Returns:
         A function of the same arguments, and of ``options``.
@@ -34,12 +39,13 @@ def rows_first(name: str, of: Callable[[Any], Callable[..., jax.Array]]) -> Call
 
     @functools.cache
     def function(options: Any, levels: Levels) -> Any:
-        f = of(options)
-        for mapped in reversed(levels):
-            f = jax.vmap(f, tuple(0 if m else None for m in mapped))
         # Its own jit lets eager, undifferentiated calls inside shard_map through, which
         # custom_vjp with symbolic_zeros refuses.
-        return jax.jit(f)
+        return jax.jit(_mapped(of(options), levels))
+
+    @functools.cache
+    def undifferentiated(options: Any, levels: Levels) -> Any:
+        return _mapped(inspect.unwrap(of(options)), levels)
 
     def evaluate(*operands: Any, options: Any, levels: Levels) -> Any:
         return function(options, levels)(*operands)
@@ -78,13 +84,40 @@ def rows_first(name: str, of: Callable[[Any], Callable[..., jax.Array]]) -> Call
         result = primitive.bind(*moved, options=options, levels=levels)
         return result, len(levels) if rows_alone else 0
 
+    def keep(
+        policy: Callable[..., Any], unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
+    ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
+        """What jax.checkpoint keeps of an undifferentiated call, as _stages/_remat.py returns it.
+
+        The policy is asked about what is inside; the call stays whole where that lets it, for
+        vmap and derivatives of higher order to find.
+        """
+        needs = [v for v, there in zip(eqn.invars, instantiated, strict=True) if not there]
+        if any(unknown):
+            return None, eqn, [True], [True], needs
+        inside = _remat.called(undifferentiated(**eqn.params), eqn.invars, eqn.outvars)
+        now, later, _, (again,), kept = _remat.split(policy, unknown, instantiated, inside)
+        if not again:
+            return eqn, None, [False], [False], []
+        if all(v in eqn.invars for v in kept):
+            return eqn, eqn, [False], [True], needs
+        return now, later, [False], [True], kept
+
     primitive.def_impl(evaluate)
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, mlir.lower_fun(evaluate, multiple_results=False))
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch
+    register_remat_rule(primitive, keep)
 
     def bind(*operands: Any, options: Any) -> Any:
         return primitive.bind(*operands, options=options, levels=())
 
     return bind
+
+
+def _mapped(f: Callable[..., Any], levels: Levels) -> Callable[..., Any]:
+    """``f`` under a vmap for each of the levels."""
+    for mapped in reversed(levels):
+        f = jax.vmap(f, tuple(0 if m else None for m in mapped))
+    return f

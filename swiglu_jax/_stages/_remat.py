@@ -1,14 +1,18 @@
-"""What jax.checkpoint keeps of a stage: policies that keep dots see the GEMMs inside it."""
+"""What jax.checkpoint keeps of a stage: policies see the GEMMs and the names inside it."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.extend import core
-from jax.extend.core.primitives import dot_general_p
+from jax.extend.core.primitives import dot_general_p, name_p
+from jax.interpreters import partial_eval
 
 from swiglu_jax._compat import Remat, offloaded_equations, register_remat_rule, remat_case
+from swiglu_jax._stages._forms import compute_dtype
 from swiglu_jax._stages._params import StageParams
 from swiglu_jax._stages._stage import Stage, dimensions
 
@@ -43,7 +47,8 @@ def _rule(
     if case is Remat.SAVE:
         return eqn, None, none, none, []
     if case is Remat.RECOMPUTE:
-        return eqn, eqn, none, every, needs
+        now, later, kept = _made_again(stage, policy, eqn)
+        return now, later, none, every, needs + kept
     now, later, moved = offloaded_equations(eqn, case)
     return now, later, none, every, moved
 
@@ -52,6 +57,8 @@ def _ask(stage: Stage, policy: Callable[..., Any], eqn: Any) -> Any:
     params = eqn.params["params"]
     avals = [v.aval for v in eqn.invars]
     own = remat_case(policy(eqn.primitive, *avals, params=params))
+    if own is Remat.RECOMPUTE and _is_h_alone(stage, params):
+        own = _by_name(policy, "h", eqn)
     if own is not Remat.RECOMPUTE or not _has_gemm(stage, params):
         return own
     lhs, rhs = (avals[k] for k in stage.gemm)
@@ -66,6 +73,78 @@ def _ask(stage: Stage, policy: Callable[..., Any], eqn: Any) -> Any:
             out_sharding=None,
         )
     )
+
+
+def _is_h_alone(stage: Stage, params: StageParams) -> bool:
+    """Whether gate and up, of which h is made, have no names in the program."""
+    return stage.name == "gate_up" and params.outputs == ("h",)
+
+
+def _by_name(policy: Callable[..., Any], name: str, eqn: Any) -> Any:
+    """The policy's answer for a result of gate_up, under the name that residuals have."""
+    return remat_case(policy(name_p, eqn.outvars[0].aval, name=f"swiglu_{name}"))
+
+
+def _made_again(
+    stage: Stage, policy: Callable[..., Any], eqn: Any
+) -> tuple[Any, Any, list[core.Var]]:
+    """Compute a stage again; h alone from those of gate and up that the policy keeps by name.
+
+    Returns:
+        The equation for now, the one for later, and what is kept.
+    """
+    params = eqn.params["params"]
+    if not _is_h_alone(stage, params):
+        return eqn, eqn, []
+    h = eqn.outvars[0].aval
+    kept: dict[str, core.Var] = {}
+    for name in ("gate", "up"):
+        case = _by_name(policy, name, eqn)
+        if case is not Remat.RECOMPUTE:
+            # Of h's type; where it is offloaded, in the memory that h would be moved to.
+            kept[name] = core.Var(h) if case is Remat.SAVE else offloaded_equations(eqn, case)[2][0]
+    if not kept:
+        return eqn, eqn, []
+
+    def made(outputs: Sequence[str], operands: Sequence[jax.Array]) -> dict[str, jax.Array]:
+        asking = dataclasses.replace(params, outputs=tuple(outputs))
+        return stage.bind(*operands, params=asking) if outputs else {}
+
+    def move(a: jax.Array, here: Any, there: Any) -> jax.Array:
+        near, far = here.memory_space, there.memory_space
+        return a if near == far else jax.device_put(a, far, may_alias=False)
+
+    def now(*operands: jax.Array) -> list[jax.Array]:
+        results = made(("h", *kept), operands)
+        return [results["h"], *(move(results[name], h, v.aval) for name, v in kept.items())]
+
+    def later(*given: jax.Array) -> list[jax.Array]:
+        operands, moved = given[: -len(kept)], given[-len(kept) :]
+        parts = {k: move(a, v.aval, h) for (k, v), a in zip(kept.items(), moved, strict=True)}
+        parts |= made([name for name in ("gate", "up") if name not in kept], operands)
+        gate, up = (parts[name].astype(compute_dtype(h.dtype)) for name in ("gate", "up"))
+        return [(jax.nn.silu(gate) * up).astype(h.dtype)]
+
+    residuals = list(kept.values())
+    return (
+        called(now, eqn.invars, [*eqn.outvars, *residuals]),
+        called(later, [*eqn.invars, *residuals], eqn.outvars),
+        residuals,
+    )
+
+
+def called(function: Callable[..., Any], invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """An equation that calls ``function`` by jit, none of whose results may be an operand."""
+    (eqn,) = jax.make_jaxpr(jax.jit(function))(*(v.aval for v in invars)).eqns
+    return eqn.replace(invars=list(invars), outvars=list(outvars))
+
+
+def split(
+    policy: Callable[..., Any], unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
+) -> tuple[Any, Any, Sequence[bool], Sequence[bool], list[Any]]:
+    """What jax.checkpoint makes of an equation whose primitive has a rule for that, as jit's."""
+    rule = partial_eval.partial_eval_jaxpr_custom_rules[eqn.primitive]
+    return rule(policy, unknown, instantiated, eqn)
 
 
 def _has_gemm(stage: Stage, params: StageParams) -> bool:
