@@ -170,10 +170,9 @@ def _jvp(options: _Options, primals: Any, tangents: Any) -> tuple[jax.Array, jax
 def _named_gate_up(
     options: _Options, outputs: tuple[str, ...], arguments: dict[str, Any]
 ) -> dict[str, jax.Array]:
-    """The forward stage; its results carry the names that remat policies know."""
+    """The forward stage, which itself tells remat policies its results' names."""
     operands = (arguments[name] for name in ("x", "w_gate", "w_up"))
-    made = gate_up.bind(*operands, params=options.stage(outputs))
-    return {name: checkpoint_name(a, f"swiglu_{name}") for name, a in made.items()}
+    return gate_up.bind(*operands, params=options.stage(outputs))
 
 
 def _forward(options: _Options, *primals: Any) -> tuple[jax.Array, tuple[Any, ...]]:

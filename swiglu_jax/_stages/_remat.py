@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -47,8 +47,10 @@ def _rule(
     if case is Remat.SAVE:
         return eqn, None, none, none, []
     if case is Remat.RECOMPUTE:
-        now, later, kept = _made_again(stage, policy, eqn)
-        return now, later, none, every, needs + kept
+        if stage.name != "gate_up":
+            return eqn, eqn, none, every, needs
+        now, later, again, kept = _by_name(stage, policy, eqn)
+        return now, later, none, again, needs + kept
     now, later, moved = offloaded_equations(eqn, case)
     return now, later, none, every, moved
 
@@ -57,8 +59,6 @@ def _ask(stage: Stage, policy: Callable[..., Any], eqn: Any) -> Any:
     params = eqn.params["params"]
     avals = [v.aval for v in eqn.invars]
     own = remat_case(policy(eqn.primitive, *avals, params=params))
-    if own is Remat.RECOMPUTE and _is_h_alone(stage, params):
-        own = _by_name(policy, "h", eqn)
     if own is not Remat.RECOMPUTE or not _has_gemm(stage, params):
         return own
     lhs, rhs = (avals[k] for k in stage.gemm)
@@ -75,39 +75,38 @@ def _ask(stage: Stage, policy: Callable[..., Any], eqn: Any) -> Any:
     )
 
 
-def _is_h_alone(stage: Stage, params: StageParams) -> bool:
-    """Whether gate and up, of which h is made, have no names in the program."""
-    return stage.name == "gate_up" and params.outputs == ("h",)
-
-
-def _by_name(policy: Callable[..., Any], name: str, eqn: Any) -> Any:
-    """The policy's answer for a result of gate_up, under the name that residuals have."""
-    return remat_case(policy(name_p, eqn.outvars[0].aval, name=f"swiglu_{name}"))
-
-
-def _made_again(
+def _by_name(
     stage: Stage, policy: Callable[..., Any], eqn: Any
-) -> tuple[Any, Any, list[core.Var]]:
-    """Compute a stage again; h alone from those of gate and up that the policy keeps by name.
+) -> tuple[Any, Any, list[bool], list[core.Var]]:
+    """Compute gate_up again, but for what the policy keeps by name; h from what is kept.
+
+    The names are not equations behind the stage: h could not be made of what those keep.
 
     Returns:
-        The equation for now, the one for later, and what is kept.
+        The equation for now and the one for later (possibly None); which results the later one
+        makes; what is kept, where h is made of gate and up also such as are not asked.
     """
     params = eqn.params["params"]
-    if not _is_h_alone(stage, params):
-        return eqn, eqn, []
-    h = eqn.outvars[0].aval
+    asked = dict(zip(params.outputs, eqn.outvars, strict=True))
+    h = eqn.outvars[0].aval  # the type of gate and up too
+    cases = {n: remat_case(policy(name_p, h, name=f"swiglu_{n}")) for n in stage.outputs}
+    of_parts = "h" in asked and cases["h"] is Remat.RECOMPUTE
     kept: dict[str, core.Var] = {}
-    for name in ("gate", "up"):
-        case = _by_name(policy, name, eqn)
-        if case is not Remat.RECOMPUTE:
-            # Of h's type; where it is offloaded, in the memory that h would be moved to.
-            kept[name] = core.Var(h) if case is Remat.SAVE else offloaded_equations(eqn, case)[2][0]
+    for name, case in cases.items():
+        if case is not Remat.RECOMPUTE and (name in asked or (of_parts and name != "h")):
+            # Where it is offloaded, a variable in the memory that h would be moved to.
+            saved = asked.get(name) or core.Var(h)
+            kept[name] = saved if case is Remat.SAVE else offloaded_equations(eqn, case)[2][0]
     if not kept:
-        return eqn, eqn, []
+        return eqn, eqn, [True] * len(asked), []
+    of_parts = of_parts and not kept.keys().isdisjoint(("gate", "up"))
+    extra = {name: v for name, v in kept.items() if v is not asked.get(name)}
+    again = [name for name, v in asked.items() if v is not kept.get(name)]
+    missing = {*again, "gate", "up"} - {"h"} if of_parts else {*again}
 
-    def made(outputs: Sequence[str], operands: Sequence[jax.Array]) -> dict[str, jax.Array]:
-        asking = dataclasses.replace(params, outputs=tuple(outputs))
+    def made(names: Collection[str], operands: Sequence[jax.Array]) -> dict[str, jax.Array]:
+        outputs = tuple(name for name in stage.outputs if name in names)
+        asking = dataclasses.replace(params, outputs=outputs)
         return stage.bind(*operands, params=asking) if outputs else {}
 
     def move(a: jax.Array, here: Any, there: Any) -> jax.Array:
@@ -115,20 +114,26 @@ def _made_again(
         return a if near == far else jax.device_put(a, far, may_alias=False)
 
     def now(*operands: jax.Array) -> list[jax.Array]:
-        results = made(("h", *kept), operands)
-        return [results["h"], *(move(results[name], h, v.aval) for name, v in kept.items())]
+        results = made({*asked, *kept}, operands)
+        moved = [move(results[name], h, v.aval) for name, v in extra.items()]
+        return [*(results[name] for name in asked), *moved]
 
     def later(*given: jax.Array) -> list[jax.Array]:
         operands, moved = given[: -len(kept)], given[-len(kept) :]
         parts = {k: move(a, v.aval, h) for (k, v), a in zip(kept.items(), moved, strict=True)}
-        parts |= made([name for name in ("gate", "up") if name not in kept], operands)
-        gate, up = (parts[name].astype(compute_dtype(h.dtype)) for name in ("gate", "up"))
-        return [(jax.nn.silu(gate) * up).astype(h.dtype)]
+        parts |= made(missing - kept.keys(), operands)
+        if of_parts:
+            gate, up = (parts[name].astype(compute_dtype(h.dtype)) for name in ("gate", "up"))
+            parts["h"] = (jax.nn.silu(gate) * up).astype(h.dtype)
+        return [parts[name] for name in again]
 
     residuals = list(kept.values())
     return (
-        called(now, eqn.invars, [*eqn.outvars, *residuals]),
-        called(later, [*eqn.invars, *residuals], eqn.outvars),
+        called(now, eqn.invars, [*eqn.outvars, *extra.values()]),
+        called(later, [*eqn.invars, *residuals], [asked[name] for name in again])
+        if again
+        else None,
+        [name in again for name in asked],
         residuals,
     )
 
