@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from swiglu_jax._config import IMPLEMENTATIONS, config
 from swiglu_jax._residuals import ARGUMENTS
@@ -45,10 +46,10 @@ def check_arrays(x: Any, w_gate: Any, w_up: Any, w_down: Any, weight_layout: str
             raise TypeError(f"{name}: expected an array, got {type(a).__name__}")
         if not jnp.issubdtype(a.dtype, jnp.floating):
             raise TypeError(f"{name}: expected a floating dtype, got {a.dtype}")
-        if a.dtype != x.dtype:
+        if dtype_of(a) != dtype_of(x):
             raise TypeError(
-                f"{name}: expected x's dtype {x.dtype}, got {a.dtype}; cast it with "
-                f"{name}.astype({x.dtype})"
+                f"{name}: expected x's dtype {dtype_of(x)}, got {dtype_of(a)}; cast it with "
+                f"{name}.astype({dtype_of(x)})"
             )
     if len(x.shape) < 1:
         raise ValueError("x: expected shape [..., H] of rank 1 or more, got ()")
@@ -75,7 +76,7 @@ def check_arrays(x: Any, w_gate: Any, w_up: Any, w_down: Any, weight_layout: str
 
 
 def as_arrays(*arrays: Any) -> tuple[jax.Array, ...]:
-    """NumPy arrays as JAX arrays, without weak types; float64 as JAX has it (x64 or not).
+    """NumPy arrays as JAX arrays, copied; JAX's own as they are, but without weak types.
 
     Raises:
         TypeError: an argument has no values; naming it.
@@ -86,7 +87,21 @@ def as_arrays(*arrays: Any) -> tuple[jax.Array, ...]:
                 f"{name}: expected an array, got a jax.ShapeDtypeStruct; explain takes those, and "
                 "jax.eval_shape gives the shape of swiglu_mlp's result for them"
             )
-    return tuple(jnp.asarray(a, jax.dtypes.canonicalize_dtype(a.dtype)) for a in arrays)
+    return tuple(map(_as_array, arrays))
+
+
+def dtype_of(a: Any) -> np.dtype:
+    """The dtype that JAX gives an argument: NumPy's float64 is float32 where x64 is off."""
+    if isinstance(a, jax.Array | jax.ShapeDtypeStruct):
+        return np.dtype(a.dtype)
+    return np.dtype(jax.dtypes.canonicalize_dtype(np.dtype(a.dtype).newbyteorder("=")))
+
+
+def _as_array(a: Any) -> jax.Array:
+    if not isinstance(a, jax.Array):
+        # A copy: the backward pass reads it, and its owner may write to it before that.
+        return jnp.array(a, dtype_of(a))
+    return jnp.asarray(a, a.dtype) if jax.typeof(a).weak_type else a
 
 
 def _text(shape: tuple[Any, ...]) -> str:

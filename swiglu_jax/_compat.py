@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import core as core_internal
-from jax._src import distributed, sharding_impls, xla_bridge
+from jax._src import dispatch, distributed, sharding_impls, xla_bridge
 from jax._src.custom_partitioning_sharding_rule import (
     ArrayMapping,
     SdyShardingRule,
@@ -35,14 +35,14 @@ def default_matmul_precision() -> str | None:
     return jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def jit_disabled() -> bool:
-    """Whether ``jax.disable_jit`` is in force here."""
-    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def shardy_partitions() -> bool:
     """Whether JAX leaves the propagation of shardings to Shardy (its default)."""
     return jax.config.jax_use_shardy_partitioner  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def apply_primitive(primitive: core.Primitive, *operands: Any, **params: Any) -> Any:
+    """Run a primitive by itself, compiled, as JAX runs its own: with ``jax_debug_nans`` and all."""
+    return dispatch.apply_primitive(primitive, *operands, **params)
 
 
 def coordination_client() -> Any | None:
@@ -300,8 +300,13 @@ class Division:
 
 
 def lower_to_bytecode(function: Callable[..., Any], avals: Sequence[Any], platform: str) -> bytes:
-    """``function`` of these shapes as a StableHLO module for one device, in MLIR bytecode."""
-    lowered = jax.jit(function).trace(*avals).lower(lowering_platforms=(platform,))
+    """``function`` of these shapes as a StableHLO module for one device, in MLIR bytecode.
+
+    The module takes every argument, also one that ``function`` does not use.
+    """
+    lowered = (
+        jax.jit(function, keep_unused=True).trace(*avals).lower(lowering_platforms=(platform,))
+    )
     module: Any = lowered.compiler_ir("stablehlo")
     return mlir.module_to_bytecode(module)
 

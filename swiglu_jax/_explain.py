@@ -12,7 +12,7 @@ import numpy as np
 
 from swiglu_jax import _routes
 from swiglu_jax._advice import advice, decline_lines, said_once
-from swiglu_jax._arguments import check_arrays, check_options
+from swiglu_jax._arguments import check_arrays, check_options, dtype_of
 from swiglu_jax._candidate import Choice
 from swiglu_jax._config import config
 from swiglu_jax._device import lowering_target
@@ -133,6 +133,11 @@ def explain(
     """
     implementation = check_options(weight_layout, implementation, forward_mode)
     check_arrays(x, w_gate, w_up, w_down, weight_layout)
+    x, w_gate, w_up, w_down = (
+        jax.ShapeDtypeStruct(a.shape, dtype_of(a)) for a in (x, w_gate, w_up, w_down)
+    )
+    if not isinstance(wrt, Iterable):
+        raise TypeError(f"wrt: expected names of {', '.join(ARGUMENTS)}, got {wrt!r}")
     wrt = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in wrt:
         if name not in ARGUMENTS:

@@ -106,6 +106,52 @@ def test_numpy_arrays_become_what_jax_makes_of_them(dtype):
             assert swiglu_mlp(**arrays).dtype == jnp.asarray(arrays["x"]).dtype
 
 
+def test_numpy_s_float64_goes_with_jax_s_float32():
+    """As in plain JAX without x64, for whichever argument, and in either order of bytes."""
+    good = _good()
+    want = explain(**good)
+    for name in ARGUMENTS:
+        for dtype in ("f8", ">f4", ">f8"):
+            mixed = good | {name: np.zeros(good[name].shape, dtype)}
+            assert swiglu_mlp(**mixed).dtype == jnp.float32
+            assert explain(**mixed) == want
+
+
+def test_float64_arrays_stay_what_they_are():
+    """Where x64 is off and float64 allowed where it is asked for: nothing is rounded in silence."""
+    rng = np.random.default_rng()
+    before = jax.config.jax_explicit_x64_dtypes
+    jax.config.update("jax_explicit_x64_dtypes", "allow")
+    try:
+        arrays = {k: jnp.asarray(rng.normal(size=a.shape), jnp.float64) for k, a in _good().items()}
+        got = swiglu_mlp(**arrays)
+    finally:
+        jax.config.update("jax_explicit_x64_dtypes", before)
+    assert {a.dtype for a in arrays.values()} == {jnp.dtype("float64")}
+    assert got.dtype == jnp.float64
+    x, w_gate, w_up, w_down = (np.asarray(a) for a in arrays.values())
+    gate = x @ w_gate.T
+    want = (gate / (1 + np.exp(-gate)) * (x @ w_up.T)) @ w_down.T
+    np.testing.assert_allclose(np.asarray(got), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_what_the_owner_writes_later_does_not_count(name):
+    """The backward pass reads arguments again: NumPy's are copied, as jnp.asarray copies."""
+    rng = np.random.default_rng()
+    arrays = {k: rng.normal(size=(512, 512)).astype(np.float32) for k in ARGUMENTS}
+    others = [k for k in ARGUMENTS if k != name]
+
+    def of_others(*values):
+        return swiglu_mlp(**dict(zip(others, values, strict=True)), **{name: arrays[name]})
+
+    _, pull = jax.vjp(of_others, *(jnp.asarray(arrays[k]) for k in others))
+    before = [np.array(g) for g in pull(jnp.ones((512, 512)))]
+    arrays[name][:] = 0
+    for a, b in zip(before, pull(jnp.ones((512, 512))), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_explain_takes_numpy_s_integers_as_sizes():
     given = {n: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16) for n, a in _good().items()}
     shape = tuple(map(np.int64, given["x"].shape))
@@ -120,6 +166,12 @@ def test_explain_refuses_unknown_names_and_targets():
     for target in ("b200", 90):
         with pytest.raises(ValueError, match=r"^target: expected \"cpu\" or a GPU architecture"):
             explain(**_good(), target=target)
+
+
+@pytest.mark.parametrize("wrt", [None, 0])
+def test_explain_refuses_what_is_no_set_of_names(wrt):
+    with pytest.raises(TypeError, match=r"^wrt: expected names of x, w_gate, w_up, w_down, got"):
+        explain(**_good(), wrt=wrt)
 
 
 def test_fused_on_a_cpu_raises_with_every_reason():

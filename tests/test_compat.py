@@ -40,9 +40,6 @@ def test_configuration_reads_what_is_in_force():
     assert _compat.default_matmul_precision() is None
     with jax.default_matmul_precision("highest"):
         assert _compat.default_matmul_precision() == "highest"
-    assert not _compat.jit_disabled()
-    with jax.disable_jit():
-        assert _compat.jit_disabled()
     assert _compat.shardy_partitions()
 
 

@@ -183,6 +183,22 @@ def test_debug_nans(rng, implementation):
             step(arrays[0].at[0, 0].set(jnp.nan), *arrays[1:])
 
 
+@pytest.mark.parametrize("value", [float("inf"), 3e38])
+@pytest.mark.parametrize("how", ["eager", "jit", "grad", "jit of grad"])
+def test_debug_nans_names_what_makes_one(rng, implementation, how, value):
+    """Of inputs that are numbers: JAX runs the program again, piece by piece, to find it."""
+    arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
+    run = op("OI", implementation)
+    if "grad" in how:
+        run = jax.grad(lambda *a, f=run: f(*a).sum(), (0, 1, 2, 3))
+    if "jit" in how:
+        run = jax.jit(run)
+    x = arrays[0].at[0].set(value)
+    assert not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(run(x, *arrays[1:])))
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        run(x, *arrays[1:])
+
+
 def test_no_tracer_leaks(rng):
     arrays = problem(rng, (ROWS,), WIDTH, HIDDEN)
     with jax.checking_leaks():

@@ -1,5 +1,6 @@
 """jit over automatic meshes: fused calls on local shards, and no collective beyond plain JAX's."""
 
+import itertools
 import json
 import re
 
@@ -7,10 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import PLANS, collectives, mesh, op, place, shardings, training_step
 from support import BOUNDS, LAYOUTS, check, float64, plain, problem
+
+from swiglu_jax import swiglu_mlp
+from swiglu_jax._stages import GRADIENT_STAGES, STAGES, StageParams, _partitioning
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -425,3 +430,45 @@ def test_without_shardy_xla_divides_its_own_form_and_fused_says_why(rng, fused_c
         jax.config.update("jax_use_shardy_partitioner", True)
     check([got], [float64(plain(*arrays))], BOUND)
     assert fused_cpu.take_calls(got) == []
+
+
+NAMES = ("swiglu_gate", "swiglu_up", "swiglu_h")
+
+
+@pytest.mark.parametrize("wrt", [(0, 1, 2, 3), (0,), (1,), (2,), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("kept", [None, (), *((name,) for name in NAMES), NAMES[:2]], ids=str)
+def test_a_share_that_xla_serves(rng, fused_cpu, kept, wrt):
+    """A kernel is there but was never timed, so each device's share runs XLA's form: one that does
+    not read every operand, too, as remat asks for up or h alone."""
+    arrays, on = _plan(rng, "dp")
+    placed = place(arrays, on)
+
+    def gradients(f):
+        if kept is not None:
+            policy = jax.checkpoint_policies.save_only_these_names(*kept)
+            f = jax.checkpoint(f, policy=policy)
+        return jax.jit(jax.grad(lambda *a: (f(*a) ** 2).sum(), wrt))
+
+    got = gradients(swiglu_mlp)(*placed)
+    want = gradients(plain)(*arrays)
+    check(got, [float64(a) for a in want], BOUND)
+
+
+@pytest.mark.parametrize(
+    "stage", [*STAGES.values(), *GRADIENT_STAGES.values()], ids=lambda s: s.name
+)
+def test_a_shares_program_takes_every_operand(stage):
+    """The partitioner passes them all, whichever the outputs need."""
+    sizes = {"l": 16, "h": 8, "i": 24}
+    for count in range(1, len(stage.outputs) + 1):
+        for outputs in itertools.combinations(stage.outputs, count):
+            params = StageParams(outputs, "OI", implementation="xla")
+            avals = [
+                jax.ShapeDtypeStruct(tuple(sizes[k] for k in letters), jnp.float32)
+                for letters in stage.operand_letters(params)
+            ]
+            module = _partitioning._local_module(stage, avals, params, "cpu")
+            with mlir.make_ir_context():
+                text = str(mlir.ir.Module.parse(module))
+            (main,) = re.findall(r"func.func public @main\((.*?)\) ->", text)
+            assert main.count("tensor<") == len(avals), outputs

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend import core
 from jax.interpreters import ad
 
-from swiglu_jax._compat import jit_disabled
+from swiglu_jax._compat import apply_primitive
 from swiglu_jax._stages import _batching, _dce, _lowering, _partitioning, _remat
 from swiglu_jax._stages._params import StageParams
 from swiglu_jax._stages._stage import Stage
@@ -18,7 +17,7 @@ def define(stage: Stage) -> Stage:
     """Give the stage's primitive all its rules."""
     primitive = stage.primitive
     primitive.multiple_results = True
-    primitive.def_impl(functools.partial(_evaluate, stage))
+    primitive.def_impl(functools.partial(apply_primitive, primitive))
     primitive.def_abstract_eval(functools.partial(_abstract, stage))
     ad.primitive_jvps[primitive] = functools.partial(_jvp, stage)
     _lowering.register(stage)
@@ -27,17 +26,6 @@ def define(stage: Stage) -> Stage:
     _remat.register(stage)
     _batching.register(stage)
     return stage
-
-
-@functools.cache
-def _compiled(primitive: core.Primitive, params: StageParams) -> Any:
-    return jax.jit(lambda *operands: primitive.bind(*operands, params=params))
-
-
-def _evaluate(stage: Stage, *operands: jax.Array, params: StageParams) -> Sequence[jax.Array]:
-    if jit_disabled():  # jit would come back here
-        return stage.evaluate(*operands, params=params)
-    return _compiled(stage.primitive, params)(*operands)
 
 
 def _abstract(stage: Stage, *avals: Any, params: StageParams) -> list[Any]:

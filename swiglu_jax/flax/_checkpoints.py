@@ -99,14 +99,18 @@ def kernels_to_torch(
     """The inverse of ``kernels_from_torch``, with gate and up apart.
 
     Args:
-        kernels: Linen's ``params`` of one module, or ``nnx.to_pure_dict(nnx.state(mlp))``.
+        kernels: Linen's ``params`` of one module, or ``nnx.to_pure_dict(nnx.state(mlp))``; leading
+            dimensions, of layers stacked for a scan, stay in front.
         prefix: what to put before the names.
 
     Returns:
         ``{prefix}gate_proj.weight`` and ``{prefix}up_proj.weight`` [I, H], and
         ``{prefix}down_proj.weight`` [H, I].
     """
-    return {f"{prefix}{n}.weight": jnp.asarray(kernels[n]["kernel"]).T for n in PROJECTIONS}
+    return {
+        f"{prefix}{n}.weight": jnp.swapaxes(jnp.asarray(kernels[n]["kernel"]), -1, -2)
+        for n in PROJECTIONS
+    }
 
 
 def _check_shapes(shapes: dict[str, tuple[int, ...]], prefix: str) -> None:

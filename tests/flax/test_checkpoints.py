@@ -232,3 +232,14 @@ def test_a_checkpoint_of_plain_flax_layers_fits(rng, tmp_path):
         checkpointer.wait_until_finished()
         nnx.update(mlp, checkpointer.restore(tmp_path / "plain", nnx.state(mlp, nnx.Param)))
     assert error(mlp(x), np.asarray(jax.jit(lambda x: plain(x))(x), np.float64)) <= 1e-5
+
+
+def test_stacked_kernels_are_written_layer_by_layer():
+    rng = np.random.default_rng()
+    shapes = {"gate_proj": (3, 8, 12), "up_proj": (3, 8, 12), "down_proj": (3, 12, 8)}
+    kernels = {n: {"kernel": rng.normal(size=s).astype(np.float32)} for n, s in shapes.items()}
+    stacked = kernels_to_torch(kernels)
+    for layer in range(3):
+        alone = {n: {"kernel": k["kernel"][layer]} for n, k in kernels.items()}
+        for name, weight in kernels_to_torch(alone).items():
+            np.testing.assert_array_equal(stacked[name][layer], weight)
