@@ -12,7 +12,6 @@ docs/hopper.md.
 import argparse
 import concurrent.futures
 import dataclasses
-import json
 import multiprocessing
 import re
 import tempfile
@@ -26,8 +25,6 @@ from swiglu_jax.kernels.sm90 import compile_and_export
 from swiglu_jax.kernels.sm90._tile import Tile
 
 ARCHITECTURE = "sm_90a"
-LISTING = "trials.json"
-"""In the folder: the kernels that the library holds."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +58,12 @@ def parse(text: str) -> Trial:
     Raises:
         ValueError: naming the stage or the field that is none, or the value.
     """
-    stage, _, listed = text.partition(":")
+    stage, _, items = text.partition(":")
     if stage not in STAGE_OUTPUTS:
         raise ValueError(f"stage: expected one of {', '.join(STAGE_OUTPUTS)}, got {stage!r}")
-    known = {field.name: field.type for field in dataclasses.fields(Tile)}
+    known = [field.name for field in dataclasses.fields(Tile)]
     given: dict[str, Any] = {}
-    for item in filter(None, listed.split(",")):
+    for item in filter(None, items.split(",")):
         name, _, value = item.partition("=")
         if name not in known:
             raise ValueError(f"field: expected one of {', '.join(known)}, got {name!r}")
@@ -78,7 +75,7 @@ def parse(text: str) -> Trial:
             given[name] = int(value)
         else:
             raise ValueError(f"{name}: expected a number, MxN, True or False, got {value!r}")
-    return Trial(stage, re.sub(r"\W+", "_", listed), Tile(**given))
+    return Trial(stage, re.sub(r"\W+", "_", items), Tile(**given))
 
 
 def _export(trial: Trial, path: Path) -> None:
@@ -86,7 +83,7 @@ def _export(trial: Trial, path: Path) -> None:
 
 
 def build(folder: Path, trials: list[Trial], processes: int) -> None:
-    """Compile and link ``trials`` into ``folder``; the library's name is the package's own."""
+    """Compile and link ``trials`` into ``folder``; library and manifest are named as shipped."""
     with tempfile.TemporaryDirectory() as work:
         objects = [(t.variant, Path(work) / f"{t.variant.name}.o") for t in trials]
         context = multiprocessing.get_context("spawn")
@@ -96,17 +93,21 @@ def build(folder: Path, trials: list[Trial], processes: int) -> None:
                 print(trial.variant.name, flush=True)
         folder.mkdir(parents=True, exist_ok=True)
         _linker.link(objects, folder / _manifest.library_name(ARCHITECTURE))
-    listing = [dataclasses.asdict(trial.variant) for trial in trials]
-    (folder / LISTING).write_text(json.dumps(listing, indent=1))
+    kernels = tuple(_manifest.Kernel(trial.variant, digest="") for trial in trials)
+    _manifest.write(_manifest.Manifest(folder, kernels, versions={}))
 
 
 def listed(folder: Path) -> list[KernelVariant]:
-    """The kernels of the library that ``build`` left in ``folder``."""
-    found = json.loads((folder / LISTING).read_text())
-    return [
-        KernelVariant(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
-        for fields in found
-    ]
+    """The kernels of the library that ``build`` left in ``folder``.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    path = folder / _manifest.MANIFEST.name
+    kernels = _manifest.read(path).kernels
+    if not kernels:
+        raise FileNotFoundError(f"{path}: no kernels; python -m benchmarks.kernels.trials first")
+    return [kernel.variant for kernel in kernels]
 
 
 def main() -> None:

@@ -35,6 +35,8 @@ from swiglu_jax.kernels._variant import STAGE_OUTPUTS, KernelVariant, outputs_ma
 SHAPES = ("32768,1024,3072", "8192,5120,17408", "8192,2048,8192", "2048,5120,17408")
 HANG = 40.0
 """Seconds without a line: several times what autotuning a shape's GEMMs takes."""
+FEWEST_TURNS = 2
+"""What a spread needs, also where time is over."""
 FAR = 2e-2
 """Of the largest element: beyond what another order of sums does to a bfloat16."""
 
@@ -95,7 +97,7 @@ def work(
             # more than tiles differ.
             rounds = []
             for _ in range(turns):
-                if time.time() > deadline:
+                if time.time() > deadline and len(rounds) >= FEWEST_TURNS:
                     break
                 xla = turn(theirs, repeats)
                 rounds.append(
@@ -281,6 +283,8 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--skip", nargs="*", default=(), help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.turns < FEWEST_TURNS:
+        parser.error(f"--turns: expected at least {FEWEST_TURNS}, got {given.turns}")
     shapes: list[str] = given.shapes or list(SHAPES)
     if given.deadline is not None:
         work(given.folder, shapes, given.pattern, given.turns, given.deadline, set(given.skip))

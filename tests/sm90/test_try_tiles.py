@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kernels import try_tiles
 from benchmarks.kernels.trials import build, listed, parse
 from benchmarks.kernels.try_tiles import candidates, watch
 from swiglu_jax.kernels import _manifest
@@ -59,6 +60,8 @@ def test_parse() -> None:
 
 def test_listing_names_what_was_built(tmp_path: Path) -> None:
     pytest.importorskip("cutlass", reason="the compiler is the build's")
+    with pytest.raises(FileNotFoundError, match="no kernels"):
+        listed(tmp_path)
     build(tmp_path, [parse(SPEC)], 1)
     assert listed(tmp_path) == [parse(SPEC).variant]
     assert (tmp_path / _manifest.library_name("sm_90a")).exists()
@@ -73,3 +76,10 @@ def test_candidates() -> None:
     assert names[0] == "sm90_down_dswiglu_dgate_dup_h_large_oi_bf16"
     assert [name for name in names if name.startswith("trial")] == [trials[0].name]
     assert candidates("down_dswiglu", "raster_8", trials)[-1].name.startswith("sm90_")
+
+
+def test_a_spread_needs_two_turns(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["try_tiles", "folder", "--turns", "1"])
+    with pytest.raises(SystemExit):
+        try_tiles.main()
+    assert "--turns: expected at least 2, got 1" in capsys.readouterr().err
