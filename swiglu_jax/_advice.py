@@ -26,8 +26,6 @@ def _from_the_facts(route: str, call: StageCall, target: str) -> str:
         return "nothing; fused kernels need Hopper or newer, and XLA serves this GPU"
     if not call.sized:
         return "give the sizes as numbers where the fused kernel is wanted"
-    if 0 in (call.m, call.h, call.i):
-        return "nothing; an empty product costs nothing"
     if route == "exported" and not _manifest.installed().kernels:
         return "install with the kernels: `make build` in a checkout, or a wheel for Linux x86-64"
     return "nothing; another route serves the call"

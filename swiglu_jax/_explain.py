@@ -163,7 +163,12 @@ def explain(
                 raise _routes.not_served(call, choice.declined)
         else:
             choice = _routes.choose(call, implementation, target)
-        kernel = choice.candidate.kernel if choice.candidate else "XLA's own GEMMs and fusions"
+        if choice.candidate:
+            kernel = choice.candidate.kernel
+        elif _routes.nothing_to_compute(call):
+            kernel = "no kernel: there is nothing to compute"
+        else:
+            kernel = "XLA's own GEMMs and fusions"
         reasons = {route: why.reason for route, why in choice.declined.items()}
         todo = {route: advice(route, why, call, target) for route, why in choice.declined.items()}
         return StageReport(outputs, choice.route, kernel, reasons, todo)

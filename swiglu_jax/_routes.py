@@ -29,6 +29,28 @@ def no_gpu(platforms: Sequence[str]) -> dict[str, Decline]:
     )
 
 
+def nothing_to_compute(call: StageCall) -> dict[str, Decline] | None:
+    """Declines of every fused route for a call without work; None where there is some.
+
+    An empty last batch is such a call. Its results are empty, or sums of nothing, and XLA writes
+    those without a product.
+    """
+    sizes = {"M": call.m, "H": call.h, "I": call.i}
+    zero = ", ".join(f"{letter}=0" for letter, size in sizes.items() if size == 0)
+    if not zero:
+        return None
+    return all_decline(f"nothing to compute: {zero}", "nothing; an empty product costs nothing")
+
+
+def insists(call: StageCall, implementation: str | None) -> bool:
+    """Whether a fused kernel must serve, or else an error: "fused", of a stage with work to do.
+
+    The gradients' GEMMs take "fused" for None: XLA's form is theirs where nothing beats it.
+    """
+    fusible = call.stage in FUSED_STAGES and nothing_to_compute(call) is None
+    return implementation == "fused" and fusible
+
+
 def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str, Decline]]:
     """Every candidate of every fused route, and the decline of each route that has none.
 
@@ -38,7 +60,10 @@ def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str,
     and propagates.
     """
     found: list[Candidate] = []
-    declined: dict[str, Decline] = {}
+    declined = nothing_to_compute(call)
+    if declined is not None:
+        return found, declined
+    declined = {}
     for route in preference(call, target):
         try:
             if call.dtype not in FUSED_DTYPES:
@@ -50,8 +75,6 @@ def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str,
                 )
             if route == "cudnn" and found and target in SUPERSEDED:
                 raise Declined(SUPERSEDED[target])
-            if 0 in (call.m, call.h, call.i):
-                raise Declined(f"nothing to compute: M={call.m}, H={call.h}, I={call.i}")
             found += provider(route).candidates(call, target)
         except Declined as refusal:
             declined[route] = refusal.decline
@@ -61,12 +84,10 @@ def candidates(call: StageCall, target: str) -> tuple[list[Candidate], dict[str,
 def choose(call: StageCall, implementation: str | None, target: str | None = None) -> Choice:
     """What serves ``call`` in a CUDA lowering.
 
-    The gradients' GEMMs take "fused" for None: XLA's form is theirs where nothing beats it.
-
     Args:
         call: the stage and its local shape.
         implementation: None takes the best route that serves the call, "xla" XLA's form,
-            "fused" a fused candidate.
+            "fused" a fused candidate, as far as it ``insists`` on one.
         target: the GPU architecture; None takes SWIGLU_JAX_TARGET or this machine's GPU.
 
     Raises:
@@ -78,10 +99,12 @@ def choose(call: StageCall, implementation: str | None, target: str | None = Non
             "leave implementation (and SWIGLU_JAX_IMPLEMENTATION) unset to take the best route",
         )
         return logged(call, target or lowering_target() or "CUDA", Choice(None, declined))
-    if call.stage not in FUSED_STAGES:
-        implementation = None
     target = target or lowering_target()
-    if target is None:
+    fused = insists(call, implementation)
+    empty = nothing_to_compute(call)
+    if empty is not None:
+        choice = Choice(None, empty)
+    elif target is None:
         declined = all_decline(
             "no GPU is visible and no target is set; set SWIGLU_JAX_TARGET (for example "
             '"sm_90a" or "sm_100a") to lower for a GPU from this machine'
@@ -90,8 +113,8 @@ def choose(call: StageCall, implementation: str | None, target: str | None = Non
     elif target == CPU:
         choice = Choice(None, no_gpu((CPU,)))
     else:
-        choice = _choose_on_gpu(call, implementation, target)
-    if choice.candidate is None and implementation == "fused":
+        choice = _choose_on_gpu(call, target, fused=fused)
+    if choice.candidate is None and fused:
         raise not_served(call, choice.declined)
     return logged(call, target or "CUDA", choice)
 
@@ -109,11 +132,11 @@ def logged(call: StageCall, where: str, choice: Choice) -> Choice:
     return choice
 
 
-def _choose_on_gpu(call: StageCall, implementation: str | None, target: str) -> Choice:
+def _choose_on_gpu(call: StageCall, target: str, *, fused: bool) -> Choice:
     found, declined = candidates(call, target)
     if not found:
         return Choice(None, declined)
-    candidate, lost = _tuning.decide(call, found, target, fused=implementation == "fused")
+    candidate, lost = _tuning.decide(call, found, target, fused=fused)
     return Choice(candidate, declined | lost)
 
 
