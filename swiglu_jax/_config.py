@@ -60,8 +60,9 @@ def _target() -> str | None:
 def _cache_dir() -> Path:
     text = os.environ.get("SWIGLU_JAX_CACHE_DIR", "")
     if text:
-        return Path(text).expanduser()
-    if base := os.environ.get("XDG_CACHE_HOME"):
+        return _directory("SWIGLU_JAX_CACHE_DIR", text)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # a relative one is to be ignored, says the XDG specification
         return Path(base) / "swiglu_jax"
     try:
         home = Path.home()
@@ -70,6 +71,32 @@ def _cache_dir() -> Path:
         # others can write.
         home = Path("/nonexistent")
     return home / ".cache" / "swiglu_jax"
+
+
+def _directory(name: str, text: str) -> Path:
+    """A path that is a directory or can become one; a relative one, from where we are now.
+
+    Whether it can be written is not asked: a cache that others filled is of use unwritten.
+    """
+
+    def refusal(why: str) -> ValueError:
+        return ValueError(
+            f"{name}: expected a directory, absolute, relative or below ~, got {text!r}: {why}"
+        )
+
+    if text != text.strip():
+        raise refusal("it begins or ends with white space")
+    try:
+        path = Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise refusal("whose home that is, is not known") from error
+    except FileNotFoundError as error:
+        raise refusal("the working directory, which it starts from, is gone") from error
+    # os.path asks without raising where a directory above cannot be searched.
+    there = next((p for p in (path, *path.parents) if os.path.exists(p)), None)
+    if there is not None and not os.path.isdir(there):
+        raise refusal(f"{there} is there and no directory")
+    return path
 
 
 def read_environment() -> Config:

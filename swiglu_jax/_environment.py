@@ -1,5 +1,6 @@
 """The environment report: versions, devices, and which routes serve this machine."""
 
+import os
 import platform
 from collections import Counter
 from importlib import metadata
@@ -28,14 +29,21 @@ def environment_report(target: str | None = None) -> dict[str, Any]:
 
     Args:
         target: the machine to ask about, as ``explain`` takes it; None takes this one.
+
+    Returns:
+        Plain data. Where JAX finds no device at all, "jax_error" says why, and there are no stages:
+        which route serves is asked of JAX's devices too.
     """
-    target = target or lowering_target() or CPU
+    devices, jax_error = _devices()
+    if jax_error is None:
+        target = target or lowering_target() or CPU
     return {
         "swiglu_jax": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": {name: _version(name) for name in PACKAGES},
-        "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.local_devices()],
+        "devices": devices,
+        "jax_error": jax_error,
         "settings": {
             "implementation": config.implementation,
             "target": config.target,
@@ -45,10 +53,20 @@ def environment_report(target: str | None = None) -> dict[str, Any]:
             "log": config.log,
         },
         "target": target,
-        "stages": {stage: _routes_of(stage, target) for stage in STAGE_OUTPUTS},
+        "stages": {stage: _routes_of(stage, target) for stage in STAGE_OUTPUTS if devices},
         "kernels": _manifest.summary(_manifest.installed()),
         "kernels_compiled_with": _manifest.installed().versions,
     }
+
+
+def _devices() -> tuple[list[str], str | None]:
+    """This process's devices, or why JAX has none."""
+    try:
+        return [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.local_devices()], None
+    except (RuntimeError, AssertionError) as error:
+        # JAX asserts, without a word, where it was told to use a platform that is not there.
+        asked = os.environ.get("JAX_PLATFORMS")
+        return [], str(error) or f"none of JAX_PLATFORMS={asked!r} could be started"
 
 
 def _version(package: str) -> str | None:
@@ -84,10 +102,12 @@ def format_report(report: dict[str, Any], kernels: bool = False) -> str:
     """
     lines = [f"swiglu_jax {report['swiglu_jax']}, Python {report['python']}, {report['system']}"]
     lines += [f"  {n:<22} {v or 'not installed'}" for n, v in report["packages"].items()]
-    lines.append("devices: " + ", ".join(report["devices"]))
+    found = ", ".join(report["devices"]) or f"none; {report['jax_error']}"
+    lines.append(f"devices: {found}")
     lines.append("settings: " + ", ".join(f"{k}={v}" for k, v in report["settings"].items()))
-    lines.append(f"routes of a bf16 training step on {report['target']}:")
     stages = report["stages"]
+    if stages:
+        lines.append(f"routes of a bf16 training step on {report['target']}:")
     declines = said_once(decline_lines(r["declined"], r["advice"]) for r in stages.values())
     for (stage, routes), declined in zip(stages.items(), declines, strict=True):
         lines.append(f"  {stage}")
