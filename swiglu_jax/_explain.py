@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
@@ -33,10 +33,10 @@ class StageReport:
     """"exported", "cudnn" or "xla"."""
     kernel: str
     """The kernel's name, with cuDNN what its graph computes; what XLA does, where it serves."""
-    declined: dict[str, str]
+    declined: dict[str, str] = field(hash=False)
     """Route to the reason why it does not serve this call; "<kernel> (trial)" to the reason why a
     kernel's trial failed."""
-    advice: dict[str, str]
+    advice: dict[str, str] = field(hash=False)
     """For each of those, what to do about it."""
 
 
@@ -56,7 +56,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call of swiglu_mlp does; prints as a table."""
+    """What a call of swiglu_mlp does; prints as a table. Equal ones have one hash."""
 
     target: str
     """What was asked about: "cpu", or a GPU's architecture such as "sm_90a"."""
@@ -64,7 +64,7 @@ class Explanation:
     """gate_up: both first products, SiLU and multiply."""
     backward: StageReport
     """down_dswiglu: ``dy @ w_down`` and what gate's and up's gradients are made of."""
-    gradients: dict[str, StageReport]
+    gradients: dict[str, StageReport] = field(hash=False)
     """The products that give the gradients: "input_gradient" (x's), "weight_gradients"."""
     residuals: tuple[Residual, ...]
     """What the forward pass keeps for the backward one."""

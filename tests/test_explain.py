@@ -1,8 +1,10 @@
 """explain and ``python -m swiglu_jax``: which route, why not the others, and what is kept."""
 
+import copy
 import dataclasses
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -248,6 +250,50 @@ def test_padding_is_advised_where_m_is_symbolic_too():
 
 def test_nothing_kept_is_said():
     assert str(explain(*_shapes(), wrt=(), target="cpu")).endswith("nothing")
+
+
+EXPLAINED = [
+    {"target": "cpu"}, {"target": "sm_90a"}, {"target": "sm_100a", "implementation": "fused"},
+    {"target": "cpu", "wrt": ()}, {"target": "sm_90a", "wrt": "w_up"},
+    {"target": "sm_90a", "lead": (0,)},
+    {"target": "cpu", "lead": jax.export.symbolic_shape("m, n")},
+]  # fmt: skip
+
+
+def _explained(options):
+    options = dict(options)
+    return explain(*_shapes(lead=options.pop("lead", (4, 512))), **options)
+
+
+@pytest.mark.parametrize("options", EXPLAINED, ids=str)
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e)), dataclasses.replace],
+    ids=["copy", "deepcopy", "pickle", "replace"],
+)
+def test_an_explanation_is_a_value(options, again):
+    """Equal to one made again, with its hash, and so are its parts; and it prints alike."""
+    e = _explained(options)
+    same = again(e)
+    for a, b in ((e, same), (e, _explained(options)), *zip(_parts(e), _parts(same), strict=True)):
+        assert a == b
+        assert hash(a) == hash(b)
+        assert (str(a), repr(a)) == (str(b), repr(b))
+        assert len({a, b}) == 1
+
+
+def _parts(e):
+    return (e.forward, e.backward, *e.gradients.values(), *e.residuals)
+
+
+def test_explanations_that_differ_are_not_equal():
+    every = [_explained(options) for options in EXPLAINED]
+    assert len(set(every)) == len(every)
+    e = every[0]
+    other = dataclasses.replace(e.forward, declined=e.forward.declined | {"exported": "another"})
+    assert dataclasses.replace(e, forward=other) != e
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        e.target = "sm_90a"
 
 
 def _run(code: list[str], **env: str) -> subprocess.CompletedProcess[str]:
