@@ -1,5 +1,6 @@
 """Checks of the public arguments: errors name the argument, what came and what was expected."""
 
+from numbers import Integral, Number
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ from swiglu_jax._config import IMPLEMENTATIONS, config
 from swiglu_jax._residuals import ARGUMENTS
 
 WEIGHT_LAYOUTS = ("OI", "IO")
+SUPPORTED_DTYPES = "a floating dtype (bfloat16, float16, float32, float64 or a float8 with a sign)"
+"""In words, for errors; ``is_supported`` knows which they are."""
 
 
 def check_options(weight_layout: Any, implementation: Any, forward_mode: Any) -> str | None:
@@ -37,15 +40,16 @@ def check_arrays(x: Any, w_gate: Any, w_up: Any, w_down: Any, weight_layout: str
     """Check dtypes and shapes of arrays (or anything with a shape and a dtype).
 
     Raises:
-        TypeError: an argument is no array, not floating, or of another dtype than x.
+        TypeError: an argument is no array, of a dtype that is not supported, or of another dtype
+            than x.
         ValueError: an argument has a wrong shape.
     """
     arrays: dict[str, Any] = dict(zip(ARGUMENTS, (x, w_gate, w_up, w_down), strict=True))
     for name, a in arrays.items():
         if not (hasattr(a, "shape") and hasattr(a, "dtype")):
             raise TypeError(f"{name}: expected an array, got {type(a).__name__}")
-        if not jnp.issubdtype(a.dtype, jnp.floating):
-            raise TypeError(f"{name}: expected a floating dtype, got {a.dtype}")
+        _check_dtype(name, a)
+        _check_sizes(name, a)
         if dtype_of(a) != dtype_of(x):
             raise TypeError(
                 f"{name}: expected x's dtype {dtype_of(x)}, got {dtype_of(a)}; cast it with "
@@ -75,11 +79,52 @@ def check_arrays(x: Any, w_gate: Any, w_up: Any, w_down: Any, weight_layout: str
     expect("w_down", second, (hidden, width) if io else (width, hidden), both)
 
 
+def _check_dtype(name: str, a: Any) -> None:
+    if not is_jax_s(a.dtype):
+        raise TypeError(
+            f"{name}: expected an array of JAX or NumPy, got {type(a).__module__}."
+            f"{type(a).__name__} of {a.dtype}"
+        )
+    if not is_supported(a.dtype):
+        got = "float0" if a.dtype == jax.dtypes.float0 else a.dtype
+        raise TypeError(f"{name}: expected {SUPPORTED_DTYPES}, got {got}")
+
+
+def _check_sizes(name: str, a: Any) -> None:
+    """Nothing but a jax.ShapeDtypeStruct can have sizes that are none."""
+    for size in a.shape:
+        if isinstance(size, Number) and not (isinstance(size, Integral) and int(size) >= 0):
+            raise ValueError(
+                f"{name}: expected sizes that are integers of 0 or more, got {_text(a.shape)}"
+            )
+
+
+def is_jax_s(dtype: Any) -> bool:
+    """Whether it is a dtype of NumPy's or JAX's, supported or not; torch.float32 is neither."""
+    try:
+        jnp.issubdtype(dtype, jnp.floating)
+    except TypeError:
+        return False
+    return True
+
+
+def is_supported(dtype: Any) -> bool:
+    """Whether the op computes in it: see ``SUPPORTED_DTYPES``.
+
+    XLA has no products of formats below a byte or beyond float64, and float8_e8m0fnu, a format
+    of scales, has neither sign nor zero.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return False
+    facts = jnp.finfo(dtype)
+    return facts.bits in (8, 16, 32, 64) and bool(facts.min < 0)
+
+
 def as_arrays(*arrays: Any) -> tuple[jax.Array, ...]:
     """NumPy arrays as JAX arrays, copied; JAX's own as they are, but without weak types.
 
     Raises:
-        TypeError: an argument has no values; naming it.
+        TypeError: an argument has no values, or none that JAX can take; naming it.
     """
     for name, a in zip(ARGUMENTS, arrays, strict=True):
         if isinstance(a, jax.ShapeDtypeStruct):
@@ -87,7 +132,7 @@ def as_arrays(*arrays: Any) -> tuple[jax.Array, ...]:
                 f"{name}: expected an array, got a jax.ShapeDtypeStruct; explain takes those, and "
                 "jax.eval_shape gives the shape of swiglu_mlp's result for them"
             )
-    return tuple(map(_as_array, arrays))
+    return tuple(map(_as_array, ARGUMENTS, arrays))
 
 
 def dtype_of(a: Any) -> np.dtype:
@@ -97,10 +142,18 @@ def dtype_of(a: Any) -> np.dtype:
     return np.dtype(jax.dtypes.canonicalize_dtype(np.dtype(a.dtype).newbyteorder("=")))
 
 
-def _as_array(a: Any) -> jax.Array:
+def _as_array(name: str, a: Any) -> jax.Array:
     if not isinstance(a, jax.Array):
         # A copy: the backward pass reads it, and its owner may write to it before that.
-        return jnp.array(a, dtype_of(a))
+        try:
+            if isinstance(a, np.ma.MaskedArray):
+                raise TypeError("JAX has no masks, so fill what is masked")
+            return jnp.array(a, dtype_of(a))
+        except (TypeError, ValueError) as error:
+            what = f"{type(a).__module__}.{type(a).__name__}"
+            raise TypeError(
+                f"{name}: expected an array, got {what}, which JAX does not take: {error}"
+            ) from error
     return jnp.asarray(a, a.dtype) if jax.typeof(a).weak_type else a
 
 

@@ -35,8 +35,8 @@ def environment_report(target: str | None = None) -> dict[str, Any]:
         which route serves is asked of JAX's devices too.
     """
     devices, jax_error = _devices()
-    if jax_error is None:
-        target = target or lowering_target() or CPU
+    if target is None:
+        target = (lowering_target() if devices else config.target) or CPU
     return {
         "swiglu_jax": __version__,
         "python": platform.python_version(),

@@ -1,12 +1,15 @@
 """Bad input is refused: the error names the argument, what came and what was expected."""
 
+import re
 import warnings
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
-from support import ARGUMENTS, LAYOUTS
+from jax.experimental import sparse
+from support import ARGUMENTS, LAYOUTS, error, problem, reference
 
 from swiglu_jax import explain, swiglu_mlp
 
@@ -22,20 +25,124 @@ def _good(layout="OI", dtype=jnp.float32):
 BOTH = pytest.mark.parametrize("call", [swiglu_mlp, explain], ids=["swiglu_mlp", "explain"])
 
 
-@BOTH
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_a_value_that_is_no_array(call, name):
-    with pytest.raises(TypeError, match=rf"^{name}: expected an array, got list"):
-        call(**_good() | {name: [[1.0]]})
+class Foreign:
+    """An array of another library, whose dtypes are none of NumPy's."""
+
+    def __init__(self, shape):
+        self.shape, self.dtype = shape, object()
+
+
+def _sparse(shape):
+    return sparse.BCOO.fromdense(jnp.ones(shape))
+
+
+NO_ARRAYS = {
+    "list": (lambda shape: np.zeros(shape).tolist(), "got list"),
+    "float": (lambda shape: 1.0, "got float"),
+    "None": (lambda shape: None, "got NoneType"),
+    "text": (lambda shape: "x", "got str"),
+    "another library": (Foreign, r"of JAX or NumPy, got .*\.Foreign of <object"),
+}
 
 
 @BOTH
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64], ids=str)
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_a_dtype_that_does_not_float(call, name, dtype):
+@pytest.mark.parametrize(("make", "got"), NO_ARRAYS.values(), ids=NO_ARRAYS)
+def test_a_value_that_is_no_array(call, name, make, got):
     good = _good()
-    with pytest.raises(TypeError, match=rf"^{name}: expected a floating dtype, got {dtype.dtype}"):
-        call(**good | {name: good[name].astype(dtype)})
+    with pytest.raises(TypeError, match=rf"^{name}: expected an array.*{got}"):
+        call(**good | {name: make(good[name].shape)})
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("make", [_sparse, np.ma.zeros], ids=["sparse", "masked"])
+def test_an_array_that_jax_does_not_take(name, make):
+    """Or takes without its mask."""
+    good = _good()
+    with pytest.raises(
+        TypeError, match=rf"^{name}: expected an array, got .*, which JAX does not take: "
+    ):
+        swiglu_mlp(**good | {name: make(good[name].shape).astype(np.float32)})
+
+
+FLOAT8 = [
+    "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz",
+    "float8_e5m2", "float8_e5m2fnuz",
+]  # fmt: skip
+SUPPORTED = ["bfloat16", "float16", "float32", "float64", *FLOAT8]
+UNSUPPORTED = {
+    **{
+        name: np.dtype(getattr(ml_dtypes, name))
+        for name in dir(ml_dtypes)
+        if re.fullmatch(r"b?float.*|u?int\d", name) and name not in SUPPORTED
+    },
+    **{
+        name: np.dtype(name)
+        for name in ("bool", "int8", "int32", "uint8", "int64", "complex64", "complex128",
+                     "object", "U1", "S1", "V2", "M8[s]", "m8[s]")
+    },
+    "float0": np.dtype(jax.dtypes.float0),
+    "key<fry>": jax.random.key(0).dtype,
+}  # fmt: skip
+if np.dtype("longdouble").itemsize > 8:
+    UNSUPPORTED[str(np.dtype("longdouble"))] = np.dtype("longdouble")
+
+
+def _of_dtype(shape, dtype):
+    """An array of it where there can be one."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(0), shape)
+    return np.empty(shape, dtype)
+
+
+@pytest.mark.parametrize("given", UNSUPPORTED)
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_dtype_that_is_not_supported(given, name):
+    good, dtype = _good(), UNSUPPORTED[given]
+    made = {name: _of_dtype(good[name].shape, dtype)}
+    shape = {name: jax.ShapeDtypeStruct(good[name].shape, dtype)}
+    for call, argument in ((swiglu_mlp, made), (explain, made), (explain, shape)):
+        with pytest.raises(TypeError) as e:
+            call(**good | argument)
+        text = str(e.value)
+        assert text.startswith(f"{name}: expected a floating dtype (bfloat16, float16, ")
+        assert text.endswith(f"got {'float0' if given == 'float0' else dtype}")
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_dtype_that_is_not_supported_in_jax_s_own_arrays(name):
+    good = _good()
+    for dtype in (jnp.int4, jnp.int32, jnp.bool_, jnp.complex64, jnp.float4_e2m1fn):
+        for call in (swiglu_mlp, jax.jit(swiglu_mlp), explain):
+            with pytest.raises(TypeError, match=rf"^{name}: expected a floating dtype \(") as e:
+                call(**good | {name: jnp.zeros(good[name].shape, dtype)})
+            assert str(e.value).endswith(f"got {jnp.dtype(dtype)}")
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_the_float8_kinds_that_are_supported(dtype):
+    arrays = problem(np.random.default_rng(), (6,), 24, 40, dtype)
+    want = reference(arrays, rounded=True)
+    assert error(swiglu_mlp(*arrays), want[0]) <= 2 * float(jnp.finfo(dtype).eps)
+    assert explain(*arrays).residuals[0].dtype == dtype
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("size", [-1, 2.0, np.int64(-8), np.float32(8)], ids=repr)
+def test_sizes_that_are_none(name, size):
+    """Which a jax.ShapeDtypeStruct may hold."""
+    good = _good()
+    wrong = jax.ShapeDtypeStruct((size, *good[name].shape[1:]), jnp.float32)
+    with pytest.raises(ValueError, match=rf"^{name}: expected sizes that are integers of 0 or"):
+        explain(**good | {name: wrong})
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("rows", [2**31, 2**40, 2**64])
+def test_sizes_beyond_any_machine_are_explained(target, rows):
+    good = {k: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16) for k, a in _good().items()}
+    huge = good | {"x": jax.ShapeDtypeStruct((rows, H), jnp.bfloat16)}
+    assert explain(**huge, target=target).residuals[0].bytes == rows * I * 2
 
 
 @BOTH
