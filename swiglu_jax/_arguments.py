@@ -1,5 +1,6 @@
 """Checks of the public arguments: errors name the argument, what came and what was expected."""
 
+from collections.abc import Callable
 from numbers import Integral, Number
 from typing import Any
 
@@ -142,18 +143,23 @@ def dtype_of(a: Any) -> np.dtype:
     return np.dtype(jax.dtypes.canonicalize_dtype(np.dtype(a.dtype).newbyteorder("=")))
 
 
+def taken(name: str, a: Any, convert: Callable[[Any], jax.Array]) -> jax.Array:
+    """``convert(a)``; what JAX does not take raises TypeError with the argument's name."""
+    try:
+        if isinstance(a, np.ma.MaskedArray):
+            raise TypeError("JAX has no masks, so fill what is masked")
+        return convert(a)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        what = f"{type(a).__module__}.{type(a).__name__} of {a.dtype}"
+        raise TypeError(
+            f"{name}: expected an array, got {what}, which JAX does not take: {error}"
+        ) from error
+
+
 def _as_array(name: str, a: Any) -> jax.Array:
     if not isinstance(a, jax.Array):
         # A copy: the backward pass reads it, and its owner may write to it before that.
-        try:
-            if isinstance(a, np.ma.MaskedArray):
-                raise TypeError("JAX has no masks, so fill what is masked")
-            return jnp.array(a, dtype_of(a))
-        except (TypeError, ValueError) as error:
-            what = f"{type(a).__module__}.{type(a).__name__}"
-            raise TypeError(
-                f"{name}: expected an array, got {what}, which JAX does not take: {error}"
-            ) from error
+        return taken(name, a, lambda a: jnp.array(a, dtype_of(a)))
     return jnp.asarray(a, a.dtype) if jax.typeof(a).weak_type else a
 
 

@@ -101,6 +101,108 @@ def test_bad_tensors_are_named(tensors, change, error_type, match):
         kernels_from_torch(tensors, PREFIX)
 
 
+class TorchTensor:
+    """As a tensor of PyTorch shows itself: dtypes of its own, and not all of them for NumPy."""
+
+    def __init__(self, array):
+        self.shape, self.dtype, self._array = array.shape, f"torch.{array.dtype}", array
+
+    def __array__(self, dtype=None, copy=None):
+        if self._array.dtype.name.startswith(("bfloat16", "float8")):
+            raise TypeError(f"Got unsupported ScalarType {self._array.dtype}")
+        return np.asarray(self._array, dtype)
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+FORMS = {"numpy": np.asarray, "jax": jnp.asarray, "torch": lambda a: TorchTensor(jnp.asarray(a))}
+FLOATING = ["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("form", FORMS)
+def test_values_and_dtypes_of_each_tensor_are_kept(tensors, form, dtype):
+    """One by one: an MLP whose kernels differ in dtype is as fine."""
+    name = f"{PREFIX}up_proj.weight"
+    given = {n: FORMS[form](t) for n, t in tensors.items()}
+    given[name] = FORMS[form](tensors[name].astype(dtype))
+    kernels = kernels_from_torch(given, PREFIX)
+    assert {n: k["kernel"].dtype for n, k in kernels.items()} == {
+        "gate_proj": jnp.float32, "up_proj": jnp.dtype(dtype), "down_proj": jnp.float32,
+    }  # fmt: skip
+    np.testing.assert_array_equal(
+        float64(kernels["up_proj"]["kernel"]), float64(tensors[name].astype(dtype)).T
+    )
+
+
+QUANTIZED = ["int8", "uint8", "int4", "uint4", "int32", "int64", "bool", "complex64", "V2",
+             "float4_e2m1fn", "float8_e8m0fnu"]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("name", ["gate_proj", "up_proj", "down_proj", "gate_up_proj"])
+def test_tensors_that_are_not_floating_are_refused(tensors, name, dtype):
+    given = fused(tensors) if name == "gate_up_proj" else tensors
+    name = f"{PREFIX}{name}.weight"
+    given |= {name: np.zeros(given[name].shape, jnp.dtype(dtype))}
+    for asked in (None, "float32"):
+        with pytest.raises(TypeError, match=rf"^{name}: expected ") as e:
+            kernels_from_torch(given, PREFIX, dtype=asked)
+        assert str(jnp.dtype(dtype)) in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "value", [1.0, None, [[1.0]], jax.ShapeDtypeStruct((HIDDEN, FEATURES), "float32"),
+              np.ma.zeros((HIDDEN, FEATURES)), np.empty((HIDDEN, FEATURES), object)],
+    ids=lambda v: type(v).__name__,
+)  # fmt: skip
+def test_what_is_no_array_is_refused(tensors, value):
+    name = f"{PREFIX}up_proj.weight"
+    with pytest.raises(
+        TypeError, match=rf"^{name}: expected an array, got .*{type(value).__name__}"
+    ):
+        kernels_from_torch(tensors | {name: value}, PREFIX)
+
+
+BESIDE = [  # as GPTQ, AWQ, bitsandbytes, compressed-tensors, PEFT, BitNet and MoE name them
+    "gate_proj.weight_scale", "gate_proj.weight_scale_inv", "up_proj.input_scale",
+    "down_proj.weight_zero_point", "down_proj.qweight", "up_proj.scales", "up_proj.qzeros",
+    "gate_proj.g_idx", "down_proj.weight.absmax", "down_proj.SCB", "up_proj.lora_A.weight",
+    "gate_up_proj.weight_scale", "gate_proj.bias", "gate_up_proj.bias", "ffn_sub_norm.weight",
+    "gate.weight", "experts.0.gate_proj.weight", "act_fn.alpha", "gate_projection.weight",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", [PREFIX, ""])
+@pytest.mark.parametrize("name", BESIDE)
+def test_nothing_below_the_prefix_is_lost(tensors, name, prefix):
+    """What belongs to the weights, or to the MLP beside them, is not left out in silence."""
+    for form in (tensors, fused(tensors)):
+        given = {n.removeprefix(PREFIX): t for n, t in form.items() if n.startswith(PREFIX)}
+        given = {f"{prefix}{n}": t for n, t in given.items()}
+        with pytest.raises(ValueError, match=rf"^{prefix}{name}: ") as e:
+            kernels_from_torch(given | {f"{prefix}{name}": np.float32(2)}, prefix)
+        assert "not supported" in str(e.value) or f"{prefix}up_proj.weight" in str(e.value)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bool", "complex64", "float4_e2m1fn"])
+def test_a_dtype_asked_that_no_kernel_can_have(tensors, dtype):
+    with pytest.raises(TypeError, match=rf"^dtype: expected a floating dtype .* got {dtype}"):
+        kernels_from_torch(tensors, PREFIX, dtype=dtype)
+    with pytest.raises(TypeError, match=rf"^dtype: expected a floating dtype .* got {dtype}"):
+        kernels_from_fused({}, dtype=dtype)
+
+
+def test_kernels_are_made_abstractly_too(tensors):
+    """As a model's shapes are asked before its checkpoint is read."""
+    shapes = jax.eval_shape(lambda t: kernels_from_torch(t, PREFIX), tensors)
+    assert shapes["down_proj"]["kernel"].shape == (HIDDEN, FEATURES)
+
+
 def test_odd_fused_tensor(tensors):
     odd = fused(tensors)
     odd[f"{PREFIX}gate_up_proj.weight"] = np.ones((2 * HIDDEN + 1, FEATURES))
@@ -134,6 +236,29 @@ def test_fused_flax_kernels(rng, stacked, form):
         (lambda k: k["gate_up_proj"].update(bias=0), ValueError, "gate_up_proj/bias"),
         (lambda k: k["gate_up_proj"].update(kernel=np.ones((12, 39))), ValueError, r"\(12, 39\)"),
         (lambda k: k["gate_up_proj"].update(kernel=np.ones((40, 12))), ValueError, "expected"),
+        (lambda k: k["down_proj"].update(kernel=np.ones(12)), ValueError, r"got \(12,\)"),
+        (lambda k: k["gate_up_proj"].pop("kernel"), KeyError, "gate_up_proj/kernel"),
+        (
+            lambda k: k.update(down_proj=k["down_proj"]["kernel"]),
+            TypeError,
+            "^down_proj: expected a mapping, got ndarray",
+        ),
+        (
+            lambda k: k["down_proj"].update(scale=1),
+            ValueError,
+            "^down_proj/scale: expected nothing",
+        ),
+        (lambda k: k.update(norm={"scale": 1}), ValueError, "^norm/scale: expected nothing but"),
+        (
+            lambda k: k.update(up_proj=k["down_proj"]),
+            ValueError,
+            "^up_proj/kernel: expected nothing",
+        ),
+        (
+            lambda k: k["down_proj"].update(kernel=np.ones((20, 12), np.int8)),
+            TypeError,
+            "^down_proj/kernel: expected a floating dtype .* got int8",
+        ),
     ],
 )
 def test_bad_fused_kernels_are_named(change, error_type, match):
@@ -144,6 +269,29 @@ def test_bad_fused_kernels_are_named(change, error_type, match):
     change(kernels)
     with pytest.raises(error_type, match=match):
         kernels_from_fused(kernels)
+
+
+@pytest.mark.parametrize(
+    ("change", "error_type", "match"),
+    [
+        (lambda k: k.pop("up_proj"), KeyError, "up_proj/kernel"),
+        (lambda k: k["up_proj"].update(bias=0), ValueError, "^up_proj/bias: .*not supported"),
+        (lambda k: k["up_proj"].update(scale=0), ValueError, "^up_proj/scale: expected nothing"),
+        (lambda k: k.update(norm={"scale": 1}), ValueError, "^norm/scale: expected nothing but"),
+        (lambda k: k["down_proj"].update(kernel=np.ones((12, 20))), ValueError,
+         r"^down_proj/kernel: expected \(20, 12\).*got \(12, 20\)"),
+        (lambda k: k["gate_proj"].update(kernel=np.ones(3)), ValueError, "^gate_proj/kernel: expe"),
+        (lambda k: k["gate_proj"].update(kernel=np.ones((12, 20), int)), TypeError,
+         "^gate_proj/kernel: expected a floating dtype"),
+    ],
+)  # fmt: skip
+def test_nothing_is_lost_on_the_way_to_torch(change, error_type, match):
+    kernels = {n: {"kernel": np.ones((FEATURES, HIDDEN))} for n in ("gate_proj", "up_proj")}
+    kernels["down_proj"] = {"kernel": np.ones((HIDDEN, FEATURES))}
+    assert len(kernels_to_torch(kernels)) == 3
+    change(kernels)
+    with pytest.raises(error_type, match=match):
+        kernels_to_torch(kernels)
 
 
 def test_layers_of_a_checkpoint_stack_for_a_scan(rng):
