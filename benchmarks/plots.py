@@ -65,12 +65,15 @@ def plot_gemm_share(shares: Sequence[tuple[str, str, float]], path: Path) -> Non
         axis.barh(positions, list(values.values()), height * 0.9, label=name,
                   color=COLOURS[k % len(COLOURS)])  # fmt: skip
         for position, value in zip(positions, values.values(), strict=True):
-            axis.text(value, position, f" {value:.3f}", va="center", fontsize=7, color=INK)
+            # Inside the bar and before the line at 1, which would cross the digits.
+            axis.text(min(value, 1), position, f"{value:.3f} ", va="center", ha="right", fontsize=7,
+                      color="white")  # fmt: skip
     axis.axvline(1, color=INK, linewidth=1)
     axis.set_yticks([s + height * (len(names) - 1) / 2 for s in range(len(shapes))], shapes)
     axis.invert_yaxis()
-    low = min(v for _, _, v in shares)
-    axis.set_xlim(left=max(0.0, min(0.8, low - 0.05)))
+    axis.set_ylabel("M, H, I")
+    # A bar is compared by its length, so its axis begins at 0.
+    axis.set_xlim(0, 1.05 * max(1, *(share for _, _, share in shares)))
     axis.set_xlabel("time of the nine GEMMs run alone / time of the step")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1))
