@@ -5,16 +5,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import lax
 
 from benchmarks.timing import Contender
+from swiglu_jax._repetition import repeated
 
 SMALL_SECONDS = 5e-4
 """Calls predicted to be shorter are repeated inside one program: dispatch from Python takes tens
 of microseconds a call."""
 
-LOOP_SECONDS = 2e-3
-MAX_REPEATS = 256
+LOOP_SECONDS = 1e-2
+"""Of one such program at best: against that its launch is small."""
+MAX_REPEATS = 1024
 
 Sets = Sequence[tuple[Any, ...]]
 
@@ -42,8 +43,8 @@ def contender(
         mode = "loop" if short else "direct"
     if mode == "direct":
         return _direct(name, function, sets)
-    repeats = math.ceil(LOOP_SECONDS / predicted / len(sets))
-    return _looped(name, function, sets, min(MAX_REPEATS, max(1, repeats)))
+    rounds = math.ceil(min(LOOP_SECONDS / predicted, MAX_REPEATS) / len(sets))
+    return _looped(name, function, sets, rounds)
 
 
 def _direct(name: str, function: Callable[..., Any], sets: Sets) -> Contender:
@@ -60,24 +61,9 @@ def _direct(name: str, function: Callable[..., Any], sets: Sets) -> Contender:
     return Contender(name, run)
 
 
-def _looped(name: str, function: Callable[..., Any], sets: Sets, repeats: int) -> Contender:
-    """One program that goes ``repeats`` times through the sets.
-
-    An optimization barrier makes the first operand of every call depend on the results of the
-    call before: XLA for GPUs, where the barriers last until all else is done, can neither merge
-    calls, nor reorder them, nor drop a result.
-    """
-
-    def program(sets: Sets) -> Any:
-        def once(_: Any, results: Any) -> Any:
-            for first, *others in sets:
-                first, _ = lax.optimization_barrier((first, results))
-                results = function(first, *others)
-            return results
-
-        return lax.fori_loop(0, repeats, once, function(*sets[0]))
-
-    compiled = jax.jit(program).lower(list(sets)).compile()
+def _looped(name: str, function: Callable[..., Any], sets: Sets, rounds: int) -> Contender:
+    """One program that goes ``rounds`` times through the sets."""
+    compiled = repeated(function, rounds).lower(list(sets)).compile()
 
     def run(launches: int) -> None:
         result = None
@@ -85,4 +71,4 @@ def _looped(name: str, function: Callable[..., Any], sets: Sets, repeats: int) -
             result = compiled(list(sets))
         jax.block_until_ready(result)
 
-    return Contender(name, run, calls_per_launch=repeats * len(sets) + 1, mode="loop")
+    return Contender(name, run, calls_per_launch=rounds * len(sets), mode="loop")

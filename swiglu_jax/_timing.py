@@ -1,10 +1,10 @@
 """Times the candidates of a stage call against XLA's form, on this machine's GPU.
 
-Each candidate becomes one jitted program that runs the stage several times, every run made to
-wait for the one before, so that launch overhead is small against what is measured. The programs
-take turns, and each turn counts as a ratio to XLA's turns before and after it: a large GEMM runs
-into the GPU's power limit, which lowers the clocks over some 100 ms, and by more than candidates
-differ.
+Each candidate becomes one jitted program that runs the stage many times, so that launch overhead is
+small against what is measured, on operands that take turns too, so that weights come from memory as
+they do in a model and not from a cache. The programs take turns, and each turn counts as a ratio to
+XLA's turns before and after it: a large GEMM runs into the GPU's power limit, which lowers the
+clocks over some 100 ms, and by more than candidates differ.
 """
 
 import functools
@@ -16,18 +16,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from swiglu_jax import _stages  # read when called: _stages itself imports the routes
 from swiglu_jax._candidate import Candidate, StageCall
 from swiglu_jax._measurement import Measurement
+from swiglu_jax._repetition import Sets, repeated
 
-MEMORY_CAP = 4 << 30
-"""Bytes that a trial's operands and results may take; larger calls are timed with fewer rows."""
+MEMORY_CAP = 16 << 30
+"""Bytes that a trial's operands and results may take, and at most half of what is free; larger
+calls are timed with fewer rows. At 32768, 8192, 28672 a stage takes up to 10 GB: under a cap of
+4 GiB it was timed with 2048 rows."""
 
 FEWEST_ROWS = 2048
 """Rows that a trial keeps whatever its weights take: a GEMM of a few rows says nothing about one
 of thousands, and the widest published weights leave no room under the cap."""
+
+COLD_BYTES = 256 << 20
+"""What all sets of operands take together at least, as far as so many are allowed: twice the L2
+cache of a B200, five times an H200's."""
+MAX_SETS = 8
 
 ROUNDS = 7
 SAMPLE_SECONDS = 15e-3
@@ -37,19 +44,28 @@ WARM_SECONDS = 0.15
 """Of XLA's form before the first turn that counts."""
 MAX_REPEATS = 256
 
-Program = Callable[..., Sequence[jax.Array]]
 
-
-def operands_of(call: StageCall, rows: int) -> list[jax.Array]:
-    """Random operands of a call with ``rows`` rows, on the default device."""
+def shapes_of(call: StageCall, rows: int) -> list[tuple[int, ...]]:
+    """Shapes of a call's operands with ``rows`` rows."""
     assert call.h is not None and call.i is not None
     sizes = {"l": rows, "h": call.h, "i": call.i}
     letters = _stages.stage_named(call.stage).operand_letters(_params(call))
-    keys = jax.random.split(jax.random.key(0), len(letters))
-    return [
-        _random(key, tuple(sizes[k] for k in names), jnp.dtype(call.dtype))
-        for key, names in zip(keys, letters, strict=True)
-    ]
+    return [tuple(sizes[k] for k in names) for names in letters]
+
+
+def bytes_of(call: StageCall, rows: int) -> int:
+    """What a call's operands take, and its stage's results, which XLA's form makes on its way."""
+    stage, shapes = _stages.stage_named(call.stage), shapes_of(call, rows)
+    shapes += stage.result_shapes(stage.outputs, shapes, _params(call))
+    return sum(map(math.prod, shapes)) * jnp.dtype(call.dtype).itemsize
+
+
+def operands_of(call: StageCall, rows: int, seed: int = 0) -> list[jax.Array]:
+    """Random operands of a call with ``rows`` rows, on the default device."""
+    shapes = shapes_of(call, rows)
+    keys = jax.random.split(jax.random.key(seed), len(shapes))
+    dtype = jnp.dtype(call.dtype)
+    return [_random(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)]
 
 
 def _params(call: StageCall) -> Any:
@@ -62,15 +78,29 @@ def _random(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jax.random.normal(key, shape, dtype) * 0.25
 
 
-def timed_rows(call: StageCall) -> int:
+def memory_cap(device: Any) -> int:
+    """Bytes that trials may take on a device now."""
+    stats = device.memory_stats() or {}
+    if "bytes_limit" not in stats:
+        return MEMORY_CAP
+    return min(MEMORY_CAP, (stats["bytes_limit"] - stats["bytes_in_use"]) // 2)
+
+
+def timed_rows(call: StageCall, cap: int) -> int:
     """The call's rows, halved until operands and results fit the cap or the rows are few."""
-    assert call.m is not None and call.h is not None and call.i is not None
-    weights, per_row = 3 * call.h * call.i, call.h + 6 * call.i
+    assert call.m is not None
     rows = call.m
-    itemsize = jnp.dtype(call.dtype).itemsize
-    while rows > FEWEST_ROWS and (weights + rows * per_row) * itemsize > MEMORY_CAP:
+    while rows > FEWEST_ROWS and bytes_of(call, rows) > cap:
         rows = (rows + 1) // 2
     return rows
+
+
+def sets_of(call: StageCall, cap: int) -> list[list[jax.Array]]:
+    """Operands for calls that take turns, on the default device."""
+    rows = timed_rows(call, cap)
+    each = max(1, bytes_of(call, rows))
+    count = min(MAX_SETS, math.ceil(COLD_BYTES / each), max(1, cap // each))
+    return [operands_of(call, rows, seed) for seed in range(count)]
 
 
 def measure(call: StageCall, candidates: Sequence[Candidate], device: Any) -> Measurement:
@@ -89,33 +119,32 @@ def measure(call: StageCall, candidates: Sequence[Candidate], device: Any) -> Me
     """
     # A guard against the user's transfers is not meant for the trials' few scalars.
     with jax.default_device(device), jax.transfer_guard("allow"):
-        rows = timed_rows(call)
-        operands = operands_of(call, rows)
+        sets = sets_of(call, memory_cap(device))
         form = functools.partial(_stages.stage_named(call.stage).form, params=_params(call))
-        repeats = _repeats(form, operands)
-        xla = _repeated(form, repeats)
-        programs: dict[int, Program] = {}
+        rounds = _rounds(form, sets)
+        xla = repeated(form, rounds)
+        programs: dict[int, Callable[[Sets], Any]] = {}
         failed: dict[str, str] = {}
         for k, candidate in enumerate(candidates):
-            program = _repeated(_as_program(call, candidate), repeats)
+            program = repeated(_as_program(call, candidate), rounds)
             try:
-                jax.block_until_ready(program(*operands))
+                jax.block_until_ready(program(sets))
             except Exception as error:  # whatever a trial raises, the candidate declines
                 failed[candidate.kernel] = _reason(error)
             else:
                 programs[k] = program
-        jax.block_until_ready(xla(*operands))
+        jax.block_until_ready(xla(sets))
         end = time.monotonic() + WARM_SECONDS
         while time.monotonic() < end:
-            _seconds(xla, operands)
+            _seconds(xla, sets)
         baseline: list[float] = []
         turns: dict[int, list[float]] = {k: [] for k in programs}
-        for _ in range(ROUNDS):
-            baseline.append(_seconds(xla, operands))
-            for k, program in programs.items():
-                turns[k].append(_seconds(program, operands))
-        baseline.append(_seconds(xla, operands))
-    xla_us = statistics.median(baseline) / repeats * 1e6
+        for turn in range(ROUNDS):
+            baseline.append(_seconds(xla, sets))
+            for k in _rotated(list(programs), turn):
+                turns[k].append(_seconds(programs[k], sets))
+        baseline.append(_seconds(xla, sets))
+    xla_us = statistics.median(baseline) / (rounds * len(sets)) * 1e6
     return Measurement(
         xla_us=xla_us,
         candidates=tuple((candidates[k], xla_us * ratio(turns[k], baseline)) for k in programs),
@@ -139,36 +168,28 @@ def _reason(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _as_program(call: StageCall, candidate: Candidate) -> Program:
+def _as_program(call: StageCall, candidate: Candidate) -> Callable[..., Sequence[jax.Array]]:
     """The candidate as a function of the stage's operands."""
     stage, params = _stages.stage_named(call.stage), _params(call)
     return lambda *operands: _stages.ffi_call(stage, candidate, params, operands)
 
 
-def _repeats(form: Program, operands: Sequence[jax.Array]) -> int:
-    """How often one program repeats the stage, so that a sample lasts long enough."""
-    few = 4
-    program = _repeated(form, few)
-    jax.block_until_ready(program(*operands))
-    once = min(_seconds(program, operands) for _ in range(3)) / few
-    return min(MAX_REPEATS, math.ceil(SAMPLE_SECONDS / once))
+def _rounds(form: Callable[..., Any], sets: Sets) -> int:
+    """How often one program goes through the sets, so that a turn lasts long enough."""
+    few = math.ceil(4 / len(sets))
+    program = repeated(form, few)
+    jax.block_until_ready(program(sets))
+    once = min(_seconds(program, sets) for _ in range(3)) / few
+    return max(1, min(MAX_REPEATS // len(sets), math.ceil(SAMPLE_SECONDS / once)))
 
 
-def _repeated(program: Program, repeats: int) -> Program:
-    @jax.jit
-    def run(first: jax.Array, *others: jax.Array) -> Sequence[jax.Array]:
-        def body(_: Any, results: Sequence[jax.Array]) -> Sequence[jax.Array]:
-            # The barrier makes a run's first operand depend on the run before, so XLA can
-            # neither merge the runs nor move one out of the loop.
-            operand, _ = lax.optimization_barrier((first, results))
-            return program(operand, *others)
-
-        return lax.fori_loop(1, repeats, body, program(first, *others))
-
-    return run
+def _rotated(items: list[int], by: int) -> list[int]:
+    """Another one first each time: what follows a hot kernel meets lower clocks."""
+    by %= max(1, len(items))
+    return items[by:] + items[:by]
 
 
-def _seconds(program: Program, operands: Sequence[jax.Array]) -> float:
+def _seconds(program: Callable[[Sets], Any], sets: Sets) -> float:
     start = time.perf_counter()
-    jax.block_until_ready(program(*operands))
+    jax.block_until_ready(program(sets))
     return time.perf_counter() - start

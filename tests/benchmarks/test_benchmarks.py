@@ -145,17 +145,18 @@ def test_a_contender_runs_its_function_on_its_sets(mode):
     sets = [(jnp.ones((4, 4)) * k, jnp.ones((4, 4))) for k in range(3)]
     made = contender("dot", lambda a, b: a @ b, sets, predicted=1e-3, mode=mode)
     made.run(2)
-    assert made.calls_per_launch == (1 if mode == "direct" else 4)
+    assert made.calls_per_launch == (1 if mode == "direct" else 12)
 
 
 @pytest.mark.gpu
-def test_a_loop_on_the_gpu_takes_as_long_as_its_calls():
-    sets = [tuple(jnp.full((2048, 2048), 0.01 * k, jnp.bfloat16) for _ in "ab") for k in (1, 2)]
-    made = [contender(mode, lambda a, b: a @ b, sets, 1e-5, mode) for mode in ("direct", "loop")]
-    timings = interleave(made, 5, 5e-3)
-    # The work itself, at a rate that no GPU of today exceeds: nothing was hoisted or merged.
-    assert timings["loop"].median_ms > 1e3 * 2 * 2048**3 / 5e15
-    assert timings["loop"].median_ms < 1.5 * timings["direct"].median_ms
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_loop_on_the_gpu_takes_as_long_as_its_calls(count):
+    sets = [[jnp.full((4096, 4096), 0.01 * k, jnp.bfloat16)] * 2 for k in range(1, count + 1)]
+    made = [contender(mode, lambda a, b: a @ b, sets, 1e-4, mode) for mode in ("direct", "loop")]
+    timings = interleave(made, 5, 2e-2)
+    # A call of 150 us and more hides its dispatch: nothing was hoisted, merged or dropped.
+    assert timings["loop"].median_ms > 0.8 * timings["direct"].median_ms
+    assert timings["loop"].median_ms < 1.1 * timings["direct"].median_ms
 
 
 @pytest.mark.parametrize("layout", ["OI", "IO"])
