@@ -1,7 +1,11 @@
 """The shared library: what it shows, what it needs, and what it does not hold."""
 
 import ctypes
+import math
+import re
+import secrets
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -43,6 +47,94 @@ def test_links_neither_cuda_nor_cudnn(library: ctypes.CDLL) -> None:
 def test_holds_no_cudart(library: ctypes.CDLL) -> None:
     # A sentence of every cudart, static or shared: the reason it gives for refusing a stub driver.
     assert b"CUDA driver is a stub library" not in _native.LIBRARY.read_bytes()
+
+
+def version_needs(path: Path) -> set[tuple[str, tuple[int, ...]]]:
+    """The versions of other libraries' symbols, as ("GLIBC", (2, 17))."""
+    done = subprocess.run(["objdump", "-T", path], check=True, capture_output=True, text=True)
+    found = re.findall(r"\*UND\*.*\(([A-Z_]+)_([0-9.]+)\)", done.stdout)
+    return {(family, tuple(map(int, version.split(".")))) for family, version in found}
+
+
+def of_jaxlib() -> tuple[int, ...]:
+    """The glibc that jaxlib's wheel asks for."""
+    (tags,) = {tag for tag in metadata.distribution("jaxlib").read_text("WHEEL").splitlines()
+               if "manylinux" in tag}  # fmt: skip
+    return tuple(map(int, re.search(r"manylinux_(\d+)_(\d+)_x86_64", tags).groups()))
+
+
+def test_loads_wherever_jaxlib_does(library: ctypes.CDLL) -> None:
+    """However new the system that built it; the kernels' libraries too."""
+    for path in _native.LIBRARY.parent.glob("*.so"):
+        # libgcc is the system's, and 4.8 that of the oldest manylinux; libstdc++ is inside.
+        oldest = {"GLIBC": of_jaxlib(), "GCC": (4, 8)}
+        too_new = {(f, v) for f, v in version_needs(path) if f not in oldest or v > oldest[f]}
+        assert too_new == set(), path.name
+    assert ("GLIBC", (2, 2, 5)) in version_needs(_native.LIBRARY)
+
+
+OLD_GLIBC = r"""
+#include <cmath>
+#include <dlfcn.h>
+#include <fstream>
+#include <mutex>
+#include <stdexcept>
+
+extern "C" {
+long bytes_of(const char* path) { return std::ifstream(path).rdbuf()->in_avail(); }
+int times_called() {
+  int times = 0;
+  std::once_flag flag;
+  for (int k = 0; k < 3; ++k) std::call_once(flag, [&] { ++times; });
+  return times;
+}
+double exponential(double x) { return std::exp(x); }
+const char* missing(const char* name) { dlopen(name, RTLD_NOW); return dlerror(); }
+const char* own_file() {
+  static Dl_info info;
+  return dladdr(reinterpret_cast<void*>(own_file), &info) ? info.dli_fname : "";
+}
+double through_a_symbol(double x) {
+  void* math = dlopen("libm.so.6", RTLD_NOW);
+  const double y = reinterpret_cast<double (*)(double)>(dlsym(math, "sin"))(x);
+  return dlclose(math) == 0 ? y : NAN;
+}
+int caught() {
+  try { throw std::runtime_error("here"); } catch (const std::exception& e) { return *e.what(); }
+}
+}
+"""
+
+
+def test_old_symbols_do_what_the_new_ones_do(tmp_path: Path) -> None:
+    """ffi/old_glibc.cc in a library of its own, linked with the flags of CMakeLists.txt."""
+    root = Path(__file__).parents[2]
+    text = (root / "CMakeLists.txt").read_text()
+    wrapped = re.search(r"foreach\(symbol IN ITEMS ([\w ]+)\)", text)[1].split()
+    source, path = tmp_path / "uses.cc", tmp_path / "uses.so"
+    source.write_text(OLD_GLIBC)
+    subprocess.run(
+        ["g++", "-shared", "-fPIC", "-static-libstdc++", "-Wl,--gc-sections",
+         "-Wl,--exclude-libs,ALL", source, root / "ffi" / "old_glibc.cc",
+         *(f"-Wl,--wrap={symbol}" for symbol in wrapped), "-o", path],
+        check=True,
+    )  # fmt: skip
+    assert max(version for family, version in version_needs(path) if family == "GLIBC") <= (2, 27)
+    uses = ctypes.CDLL(str(path))
+    uses.bytes_of.restype = ctypes.c_long
+    for function in (uses.exponential, uses.through_a_symbol):
+        function.restype, function.argtypes = ctypes.c_double, [ctypes.c_double]
+    for function in (uses.missing, uses.own_file):
+        function.restype = ctypes.c_char_p
+    x = secrets.randbelow(1000) / 500 - 1
+    assert uses.bytes_of(bytes(source)) == source.stat().st_size
+    assert uses.bytes_of(bytes(tmp_path / "none")) == -1
+    assert uses.times_called() == 1
+    assert uses.exponential(x) == pytest.approx(math.exp(x), rel=1e-14)
+    assert uses.through_a_symbol(x) == pytest.approx(math.sin(x), rel=1e-14)
+    assert b"libnone.so" in uses.missing(b"libnone.so")
+    assert uses.own_file() == bytes(path)
+    assert uses.caught() == ord("h")
 
 
 def test_registers_once_and_again(library: ctypes.CDLL) -> None:
