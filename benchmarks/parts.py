@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax import lax
 
 from benchmarks.problems import Arrays, Problem
 from swiglu_jax import _stages
+from swiglu_jax._stages._program import program
 
 
 @dataclass(frozen=True)
@@ -73,17 +75,22 @@ def gate_and_up_gemms(problem: Problem, layout: str) -> Part:
 def stages(problem: Problem, layout: str, implementation: str | None) -> Iterator[Part]:
     """Both stages with three outputs, by implementation."""
 
-    def params(*outputs: str) -> _stages.StageParams:
-        return _stages.StageParams(outputs, layout, implementation)
+    def function(stage: _stages.Stage) -> Callable[..., Any]:
+        params = _stages.StageParams(stage.outputs, layout, implementation)
+        platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
 
-    def gate_up(x: Any, w_gate: Any, w_up: Any) -> Any:
-        return _stages.gate_up.bind(x, w_gate, w_up, params=params("h", "gate", "up"))
+        def run(*operands: Any) -> dict[str, Any]:
+            # In a step the backward stage writes over gate and up. Here the next call reads them
+            # again, and XLA would copy them first.
+            served, _ = program(stage, operands, params, platform, overwrite=False)
+            return dict(zip(params.outputs, served(*operands), strict=True))
 
-    def down_dswiglu(dy: Any, w_down: Any, gate: Any, up: Any) -> Any:
-        return _stages.down_dswiglu.bind(dy, w_down, gate, up, params=params("dgate", "dup", "h"))
+        return run
 
     suffix = f"-{implementation}" if implementation else ""
     sets = problem.sets(layout)
+    gate_up = function(_stages.gate_up)
     yield Part(f"gate_up{suffix}", layout, gate_up, [s[:3] for s in sets], 0, 2)
     operands = [(s[4], s[3], *h[:2]) for s, h in zip(sets, problem.hidden, strict=True)]
+    down_dswiglu = function(_stages.down_dswiglu)
     yield Part(f"down_dswiglu{suffix}", layout, down_dswiglu, operands, 0, 1)

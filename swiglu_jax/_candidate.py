@@ -47,6 +47,9 @@ class Candidate:
     """What the call writes, in canonical order: a superset of what was asked."""
     scratch_bytes: int = 0
     """Size in bytes of a trailing uint8 result that the kernel uses as workspace."""
+    overwrites: bool = False
+    """Whether its first outputs may take the memory of the stage's ``spent`` operands: it reads
+    each element of those before it writes what takes its place."""
 
 
 @dataclass(frozen=True)

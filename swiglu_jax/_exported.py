@@ -149,4 +149,5 @@ def _candidate(variant: KernelVariant) -> Candidate:
             ("kernel", variant.name),
         ),
         outputs=variant.outputs,
+        overwrites=variant.overwrites,
     )

@@ -76,6 +76,8 @@ class FusedCpu:
         self.superset = False
         """Whether the one kernel of each stage writes all three outputs, whatever is asked."""
         self.scratch_bytes = 0
+        self.overwrites = True
+        """As the SM90 kernels, whose outputs take the memory of gate and up where XLA lets them."""
         self.asked: list[StageCall] = []
         """Calls that the route was asked about, since the last ``forget``."""
 
@@ -115,6 +117,7 @@ class FusedCpu:
                 attributes=(("outputs", mask), ("weight_layout", call.weight_layout)),
                 outputs=outputs,
                 scratch_bytes=self.scratch_bytes,
+                overwrites=self.overwrites,
             )
         ]
 

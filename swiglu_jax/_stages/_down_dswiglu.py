@@ -22,6 +22,7 @@ down_dswiglu = _primitive.define(
         needed=_needed,
         letters=_letters,
         result_letters=lambda _: ("li",) * 3,
+        spent=(2, 3),
         primitive=core.Primitive("swiglu_down_dswiglu"),
     )
 )

@@ -18,7 +18,12 @@ from swiglu_jax._stages._stage import Stage
 
 
 def program(
-    stage: Stage, avals: Sequence[Any], params: StageParams, platform: str
+    stage: Stage,
+    avals: Sequence[Any],
+    params: StageParams,
+    platform: str,
+    *,
+    overwrite: bool = True,
 ) -> tuple[Callable[..., Sequence[jax.Array]], bool]:
     """What serves the stage at the shapes of ``avals``, and whether that is fused.
 
@@ -27,6 +32,7 @@ def program(
         avals: its operands, of the shapes that one device sees.
         params: how it is asked to run.
         platform: the platform that it is lowered for.
+        overwrite: whether a kernel that can writes over the stage's spent operands.
 
     Raises:
         NotImplementedError: implementation="fused" and every candidate declined.
@@ -41,8 +47,10 @@ def program(
         return functools.partial(stage.evaluate, params=params), False
     if platform == "cuda":
         _native.register()
+    candidate = choice.candidate
+    candidate = replace(candidate, overwrites=candidate.overwrites and overwrite)
     run = _wide if _is_one_wider_call(stage, params) else _fused
-    return functools.partial(run, stage, choice.candidate, params), True
+    return functools.partial(run, stage, candidate, params), True
 
 
 def asked_call(stage: Stage, avals: Sequence[Any], params: StageParams) -> StageCall:
@@ -96,18 +104,30 @@ def _call(
     stage: Stage, candidate: Candidate, params: StageParams, operands: Sequence[jax.Array]
 ) -> Sequence[jax.Array]:
     """The candidate as one custom call; its values for the asked outputs."""
-    values = ffi_call(stage, candidate, params, operands)
+    values = ffi_call(stage, candidate, params, operands, overwrite=candidate.overwrites)
     by_name = dict(zip(candidate.outputs, values, strict=False))
     return [by_name[name] for name in params.outputs]
 
 
 def ffi_call(
-    stage: Stage, candidate: Candidate, params: StageParams, operands: Sequence[jax.Array]
+    stage: Stage,
+    candidate: Candidate,
+    params: StageParams,
+    operands: Sequence[jax.Array],
+    *,
+    overwrite: bool = False,
 ) -> Sequence[jax.Array]:
-    """All that the candidate's call writes: its outputs, and its scratch if it has any."""
+    """All that the candidate's call writes: its outputs, and its scratch if it has any.
+
+    ``overwrite``: outputs in the memory of the stage's spent operands. Not for trials, which make
+    the same call again: XLA would copy those operands first.
+    """
     shapes = stage.result_shapes(candidate.outputs, [a.shape for a in operands], params)
     results = [jax.ShapeDtypeStruct(shape, operands[0].dtype) for shape in shapes]
     if candidate.scratch_bytes:
         results.append(jax.ShapeDtypeStruct((candidate.scratch_bytes,), np.uint8))
     attributes = {k: np.int64(v) if isinstance(v, int) else v for k, v in candidate.attributes}
-    return jax.ffi.ffi_call(candidate.ffi_target, results)(*operands, **attributes)
+    spent = [k for k in stage.spent if k < len(operands)] if overwrite else []
+    in_place = dict(zip(spent, range(len(candidate.outputs)), strict=False))
+    call = jax.ffi.ffi_call(candidate.ffi_target, results, input_output_aliases=in_place)
+    return call(*operands, **attributes)

@@ -34,6 +34,9 @@ class Stage:
     result_letters: Callable[[str], tuple[str, ...]]
     """Likewise for each of ``outputs``."""
     primitive: core.Primitive = field(compare=False)
+    spent: tuple[int, ...] = ()
+    """Positions of the operands, of the outputs' shape, that a step has no use for afterwards. A
+    kernel that can writes its first outputs in their memory; XLA copies what is still used."""
     gemm: tuple[int, int] = (0, 1)
     """Which two of the operands that it is bound with make its (first) matrix product."""
     divisible: bool = True

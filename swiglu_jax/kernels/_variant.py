@@ -64,6 +64,17 @@ class KernelVariant:
     fixed_i: int | None = None
     """The one I that the kernel serves, where a row pitch is compiled in."""
 
+    @property
+    def overwrites(self) -> bool:
+        """Whether outputs may take the memory of gate and up, which the epilogue reads.
+
+        What a store writes, its own block alone has read, and before: in SM90's kernels and in
+        FROST's with TMA stores a whole group of columns is read, by every thread of the block that
+        has a part in it, before any of it is stored. FROST's other kernels read gate and up anew
+        for each output.
+        """
+        return self.stage == "down_dswiglu" and self.abi != "frost_stg"
+
     def __post_init__(self) -> None:
         """Refuse what could only be a typing error.
 

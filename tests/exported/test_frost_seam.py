@@ -128,6 +128,33 @@ def test_gate_and_up_are_rounded_before_the_activation(aligned: dict) -> None:
     assert uses == ["vec_f32_1"], "an accumulator is used beyond its rounding"
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if "down_dswiglu" in n])
+def test_gate_and_up_are_read_before_what_may_take_their_memory(aligned: dict, name: str) -> None:
+    """All that a block reads of some columns it reads before it stores any of them.
+
+    A thread stages an output in shared memory once it has computed it; behind a barrier of all that
+    stage, one thread stores what they staged. So it is enough that each thread's reads come first,
+    and that it reads nothing but its own row of the columns that are stored.
+    """
+    source = aligned[name]["rewritten"]
+    (part,) = re.findall(r"( +for subtile_idx in .*?)# @@EPILOGUE_DRAIN:END@@", source, re.S)
+    reads = [m.start() for m in re.finditer(r"\(_aux_\w+_ptr \+", part)]
+    stages = [m.start() for m in re.finditer(r"\.store_swizzled\(", part)]
+    stores = [m.start() for m in re.finditer(r"cp_async_bulk_tensor_global_shared_cta\(", part)]
+    barriers = [m.start() for m in re.finditer(r"nvvm\.barrier_cta_sync\(", part)]
+    outputs = 1 + name.count("dgate") + name.count("_h_")
+    assert len(stages) == len(stores) == outputs
+    assert len(reads) == 2 * len(aligned[name]["auxiliaries"])  # whole tiles, partial ones
+    assert max(reads) < min(stages)
+    assert any(stages[0] < barrier < stores[0] for barrier in barriers)
+    assert source.count("_aux_gate_ptr + ") == part.count("_aux_gate_ptr + ")
+    # Read and stored at one column; the rows are a thread's own, and the block's.
+    assert "                    col_j = col\n" in part
+    assert part.count("(col, coord_m, tile_l)") == outputs
+    assert re.search(r"_tsv_0\.data_ptr\(tidx \* \d+\)\.store_swizzled", part)
+    assert "                    row = coord_m + tidx\n" in source
+
+
 def test_the_stand_in_driver_refuses_what_it_was_not_asked_before() -> None:
     driver = _device.StandInDriver(_device.DEVICES["sm_100a"])
     assert driver.cuDeviceGetAttribute(75, 0) == (0, 10)

@@ -95,15 +95,23 @@ def sizes_of(variant: KernelVariant, operands: Sequence[Any]) -> tuple[tuple[int
     return lead, found[-1], found[-2]
 
 
-def launcher(variant: KernelVariant) -> Callable:
-    """The variant's custom call, as the lowering of a stage writes it."""
+def launcher(variant: KernelVariant, in_place: bool = False) -> Callable:
+    """The variant's custom call, as the lowering of a stage writes it.
+
+    ``in_place``: its first outputs in the memory of gate and up.
+    """
     _native.register()
 
     def run(*operands: jax.Array) -> list[jax.Array]:
         lead, h, i = sizes_of(variant, operands)
         shapes = stage_shapes(variant, lead, h, i)[1].values()
         results = [jax.ShapeDtypeStruct(shape, operands[0].dtype) for shape in shapes]
-        call = jax.ffi.ffi_call(f"swiglu_jax_exported_{variant.stage}", results)
+        pairs = zip(range(2, len(operands)), range(len(results)), strict=False)
+        call = jax.ffi.ffi_call(
+            f"swiglu_jax_exported_{variant.stage}",
+            results,
+            input_output_aliases=dict(pairs) if in_place else {},
+        )
         return call(
             *operands,
             outputs=np.int64(outputs_mask(variant.stage, variant.outputs)),
@@ -136,6 +144,26 @@ def test_values(rng: np.random.Generator, variant: KernelVariant) -> None:
         check(variant, run(*map(jnp.asarray, operands)), operands)
         tried += 1
     assert tried >= 2, "the kernel fits too few of the shapes"
+
+
+@pytest.mark.parametrize("variant", [v for v in LOCAL if v is None or v.overwrites], ids=_name)
+def test_in_place(rng: np.random.Generator, variant: KernelVariant) -> None:
+    """The same bits where outputs take the memory of gate and up, from one tile to many waves."""
+    apart = jax.jit(launcher(variant))
+    gate_and_up = tuple(range(2, 3 if variant.outputs == ("dup",) else 4))
+    together = jax.jit(launcher(variant, in_place=True), donate_argnums=gate_and_up)
+    for m, h, i in (*SHAPES, (8192, 256, 4096)):
+        if not fits(variant, m, h, i):
+            continue
+        arrays = [jnp.asarray(operand) for operand in problem(rng, variant, m, h, i)]
+        expected = [np.asarray(output) for output in apart(*arrays)]
+        compiled = together.lower(*arrays).compile()
+        assert " copy(" not in compiled.as_text()
+        for _ in range(3):
+            given = [jnp.copy(a) if k in gate_and_up else a for k, a in enumerate(arrays)]
+            for want, got in zip(expected, compiled(*given), strict=True):
+                assert want.tobytes() == np.asarray(got).tobytes()
+            assert all(given[k].is_deleted() for k in gate_and_up)
 
 
 def replay(rng: np.random.Generator, variant: KernelVariant) -> None:

@@ -1,6 +1,7 @@
 """Which exported kernel serves a call, and why none does."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from swiglu_jax import _device, _exported, _routes, explain, swiglu_mlp
 from swiglu_jax._candidate import Declined, StageCall
 from swiglu_jax._config import config
+from swiglu_jax._stages import StageParams, down_dswiglu
 from swiglu_jax.kernels import _manifest
 from swiglu_jax.kernels._variant import STAGE_OUTPUTS
 
@@ -178,3 +180,25 @@ def test_a_step_lowered_for_a_b200_names_its_kernels(
     assert set(kernels) <= {kernel.variant.name for kernel in _manifest.installed().kernels}
     told = explain(*shapes, weight_layout=layout, implementation="fused", target=B200)
     assert (told.backward.route, told.backward.kernel) == ("exported", backward)
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_103a", "sm_120a"])
+@pytest.mark.parametrize("outputs", [("dup",), ("dgate", "dup"), ("dgate", "dup", "h")])
+def test_kernels_that_read_before_they_write_do_it_in_place(
+    monkeypatch: pytest.MonkeyPatch, target: str, outputs: tuple[str, ...]
+) -> None:
+    """FROST's SM120 kernels read gate and up anew for each output: theirs take memory."""
+    monkeypatch.setattr(_device, "config", dataclasses.replace(config, target=target))
+    named = dict.fromkeys(("gate", "up", "dgate", "dup", "h"), (256, 512))
+    operands = [(256, 64), (64, 512), named["gate"], named["up"]]
+    needed = down_dswiglu.needed(outputs)
+    arrays = [
+        jax.ShapeDtypeStruct(s, jnp.bfloat16) for s, n in zip(operands, needed, strict=True) if n
+    ]
+    params = StageParams(outputs, "OI", "fused")
+    bind = functools.partial(down_dswiglu.primitive.bind, params=params)
+    text = jax.jit(bind).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    (call,) = (x for x in text.splitlines() if "@swiglu_jax_exported_down_dswiglu" in x)
+    aliased = re.findall(r"output_operand_alias<.*?operand_index = (\d)", call)
+    expected = {1: ["2"], 2: ["2", "3"], 3: ["2", "3"]}[len(outputs)]
+    assert aliased == ([] if target == "sm_120a" else expected)
