@@ -22,7 +22,8 @@ def check_options(weight_layout: Any, implementation: Any, forward_mode: Any) ->
     Raises:
         ValueError: naming the option.
     """
-    if weight_layout not in WEIGHT_LAYOUTS:
+    # An array would compare by elements.
+    if not isinstance(weight_layout, str) or weight_layout not in WEIGHT_LAYOUTS:
         raise ValueError(
             'weight_layout: expected "OI" (torch.nn.Linear: w_gate and w_up [I, H], w_down '
             '[H, I]) or "IO" (a Flax kernel: w_gate and w_up [H, I], w_down [I, H]), got '
@@ -32,7 +33,7 @@ def check_options(weight_layout: Any, implementation: Any, forward_mode: Any) ->
         raise ValueError(f"forward_mode: expected True or False, got {forward_mode!r}")
     if implementation is None:
         return config.implementation
-    if implementation not in IMPLEMENTATIONS:
+    if not isinstance(implementation, str) or implementation not in IMPLEMENTATIONS:
         raise ValueError(f'implementation: expected None, "xla" or "fused", got {implementation!r}')
     return implementation
 
@@ -89,6 +90,19 @@ def _check_dtype(name: str, a: Any) -> None:
     if not is_supported(a.dtype):
         got = "float0" if a.dtype == jax.dtypes.float0 else a.dtype
         raise TypeError(f"{name}: expected {SUPPORTED_DTYPES}, got {got}")
+    if isinstance(a, jax.Array) and a.dtype == np.float64 and not _float64_is_kept():
+        raise TypeError(
+            f"{name}: got float64 where jax_enable_x64 is off and JAX would round to float32; use "
+            f"jax.enable_x64(True), or cast with {name}.astype(jax.numpy.float32)"
+        )
+
+
+def _float64_is_kept() -> bool:
+    """Whether JAX computes in float64 where it is asked for by name."""
+    if jax.config.read("jax_enable_x64"):
+        return True
+    explicit = getattr(jax.config, "jax_explicit_x64_dtypes", None)
+    return getattr(explicit, "name", None) == "ALLOW"
 
 
 def _check_sizes(name: str, a: Any) -> None:

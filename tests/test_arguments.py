@@ -22,6 +22,8 @@ def _good(layout="OI", dtype=jnp.float32):
     return {name: jnp.zeros(shape, dtype) for name, shape in shapes.items()}
 
 
+SEVERAL = np.array(["OI", "xla"])
+"""No option: an array compares by elements."""
 BOTH = pytest.mark.parametrize("call", [swiglu_mlp, explain], ids=["swiglu_mlp", "explain"])
 
 
@@ -177,21 +179,23 @@ def test_weights_of_wrong_shapes(call, name, layout):
 
 
 @BOTH
-@pytest.mark.parametrize("layout", ["oi", "", None, "OIX", 3])
+@pytest.mark.parametrize("layout", ["oi", "", None, "OIX", 3, ["OI"], SEVERAL], ids=repr)
 def test_an_unknown_layout(call, layout):
     with pytest.raises(ValueError, match=r"^weight_layout: expected \"OI\""):
         call(**_good(), weight_layout=layout)
 
 
 @BOTH
-@pytest.mark.parametrize("implementation", ["cudnn", "", "XLA", 1, False])
+@pytest.mark.parametrize(
+    "implementation", ["cudnn", "", "XLA", 1, False, ["xla"], SEVERAL], ids=repr
+)
 def test_an_unknown_implementation(call, implementation):
     with pytest.raises(ValueError, match=r"^implementation: expected None, \"xla\" or \"fused\""):
         call(**_good(), implementation=implementation)
 
 
 @BOTH
-@pytest.mark.parametrize("given", ["yes", None, 1, jnp.zeros((), bool)], ids=str)
+@pytest.mark.parametrize("given", ["yes", None, 1, SEVERAL, jnp.zeros((), bool)], ids=repr)
 def test_a_forward_mode_that_is_no_choice(call, given):
     with pytest.raises(ValueError, match=r"^forward_mode: expected True or False, got "):
         call(**_good(), forward_mode=given)
@@ -240,6 +244,18 @@ def test_float64_arrays_stay_what_they_are():
     gate = x @ w_gate.T
     want = (gate / (1 + np.exp(-gate)) * (x @ w_up.T)) @ w_down.T
     np.testing.assert_allclose(np.asarray(got), want, rtol=1e-12)
+
+
+@BOTH
+@pytest.mark.parametrize("jitted", [False, True])
+def test_float64_arrays_are_not_rounded_where_x64_is_off(call, jitted):
+    """As they come out of ``jax.enable_x64(True)``, when they are used outside."""
+    with jax.enable_x64(True):
+        arrays = {name: jnp.ones(a.shape, jnp.float64) for name, a in _good().items()}
+        assert swiglu_mlp(**arrays).dtype == jnp.float64
+    function = jax.jit(lambda a: (call(**a), a["x"])[1]) if jitted else lambda a: call(**a)
+    with pytest.raises(TypeError, match=r"^x: got float64 where jax_enable_x64 is off"):
+        function(arrays)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
