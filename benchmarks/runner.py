@@ -1,7 +1,6 @@
 """Runs a preset's blocks and puts what comes out into the results."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,9 @@ from benchmarks.tokamax_mlps import IMPLEMENTATIONS, tokamax_mlps
 
 REQUIRED = ("quack", "tokamax")
 """Peers without which the comparison counts as not made."""
+
+STAGE_ROUNDS = 15
+"""A stage and its GEMMs differ by a few hundredths, about as much as one round from another."""
 
 SELECTIONS = {
     "x": ("x",),
@@ -101,38 +103,57 @@ class Run:
             if mlp.name.startswith("swiglu_jax"):
                 ours.append(mlp)
         contenders += self._torch(block, problem, measures)
-        counts: dict[str, int] = {}
         layouts = [x for x in ("OI", "IO") if any(m.layout == x for m in self._jax_mlps(block))]
-        for layout in layouts:
-            for part in self._parts(problem, layout, measures):
-                name = f"{'gemm' if part.times else 'part'}:{part.key}"
-                flops = 2 * part.gemms * shape.m * shape.h * shape.i
-                predicted = predicted_seconds(flops, 2 * part.gemms * shape.h * shape.i)
-                try:
-                    made = contender(name, part.function, part.sets, predicted, self.modes)
-                except Exception as error:
-                    self.results.not_made(name, reason(error), **shape.to_json())
-                    continue
-                counts[name] = part.times
-                contenders.append(made)
-        timings = interleave(contenders, block.rounds, block.sample_seconds)
-        self.group += 1
-        for name, timing in timings.items():
-            self._record(name, shape, timing)
+        counts: dict[str, int] = {}
+        if "gemms" in measures:
+            every = [p for layout in layouts for p in parts.gemms(problem, layout)]
+            contenders += self._parts(every, shape)
+            counts = {_name(part): part.times for part in every}
+        timings = self._interleaved(shape, contenders, block.rounds, block.sample_seconds)
         for layout in layouts:
             self._gemm_sum(shape, layout, timings, counts)
         for mlp in ours:
             self._explain(mlp, shape)
-        self._print(shape, timings)
-
-    def _parts(self, problem: Problem, layout: str, measures: list[str]) -> Iterator[parts.Part]:
-        if "gemms" in measures or "stages" in measures:
-            for part in parts.gemms(problem, layout):
-                if "gemms" in measures or part.name == "dh":
-                    yield part
         if "stages" in measures:
-            yield parts.gate_and_up_gemms(problem, layout)
-            yield from parts.stages(problem, layout, None)
+            for layout in layouts:
+                self._stages(block, problem, layout)
+
+    def _stages(self, block: Block, problem: Problem, layout: str) -> None:
+        """The fused stages against their plain GEMMs: few contenders, so many rounds are cheap."""
+        dh = [p for p in parts.gemms(problem, layout) if p.name == "dh"]
+        every = [
+            *dh,
+            parts.gate_and_up_gemms(problem, layout),
+            *parts.stages(problem, layout, None),
+        ]
+        contenders = self._parts(every, problem.shape)
+        rounds = max(block.rounds, STAGE_ROUNDS)
+        self._interleaved(problem.shape, contenders, rounds, block.sample_seconds)
+
+    def _interleaved(
+        self, shape: Shape, contenders: list[Contender], rounds: int, sample_seconds: float
+    ) -> dict[str, Timing]:
+        """Time contenders in one group, whose times may be compared."""
+        timings = interleave(contenders, rounds, sample_seconds)
+        self.group += 1
+        for name, timing in timings.items():
+            self._record(name, shape, timing)
+        self._print(shape, timings)
+        return timings
+
+    def _parts(self, every: list[parts.Part], shape: Shape) -> list[Contender]:
+        contenders = []
+        for part in every:
+            flops = 2 * part.gemms * shape.m * shape.h * shape.i
+            predicted = predicted_seconds(flops, 2 * part.gemms * shape.h * shape.i)
+            name = _name(part)
+            try:
+                made = contender(name, part.function, part.sets, predicted, self.modes)
+            except Exception as error:
+                self.results.not_made(name, reason(error), **shape.to_json())
+            else:
+                contenders.append(made)
+        return contenders
 
     def _contender(self, mlp: JaxMlp, problem: Problem, measure: str) -> Contender | None:
         shape = problem.shape
@@ -294,11 +315,7 @@ class Run:
                     contender(f"select-{selection}:{mlp.key}", function,
                               problem.sets(mlp.layout), predicted, self.modes)
                 )  # fmt: skip
-        timings = interleave(contenders, block.rounds, block.sample_seconds)
-        self.group += 1
-        for name, timing in timings.items():
-            self._record(name, shape, timing)
-        self._print(shape, timings)
+        self._interleaved(shape, contenders, block.rounds, block.sample_seconds)
         for mlp in mlps:
             for selection, names in SELECTIONS.items():
                 if names:
@@ -358,6 +375,10 @@ class Run:
         for name, values in seconds.items():
             print(f"{shape!s:>18}  first call, {name}: "
                   + ", ".join(f"{v:.2f} s" for v in values), flush=True)  # fmt: skip
+
+
+def _name(part: parts.Part) -> str:
+    return f"{'gemm' if part.times else 'part'}:{part.key}"
 
 
 def _selected(mlp: JaxMlp, names: tuple[str, ...]) -> Any:

@@ -22,6 +22,7 @@ from benchmarks.presets import PRESETS, narrowed
 from benchmarks.problems import Problem
 from benchmarks.report import report
 from benchmarks.results import load
+from benchmarks.runner import STAGE_ROUNDS
 from benchmarks.shapes import Shape, parse_shape, sweep_shapes
 from benchmarks.timing import Contender, interleave
 
@@ -56,7 +57,8 @@ def test_every_measure_is_recorded_with_its_spread(result):
     } <= found  # fmt: skip
     for record in data["records"]:
         if "median_ms" in record:
-            assert len(record["samples_ms"]) == 5
+            # Of its group: the stages are timed apart from the rest, and longer.
+            assert len(record["samples_ms"]) == (5 if record["group"] == 1 else STAGE_ROUNDS)
             assert 0 < record["q1_ms"] <= record["median_ms"] <= record["q3_ms"]
             assert record["median_ms"] == pytest.approx(np.median(record["samples_ms"]))
 
@@ -64,8 +66,12 @@ def test_every_measure_is_recorded_with_its_spread(result):
 def test_nine_gemms_are_summed_round_by_round(result):
     _, data = result
     times = {"gate": 2, "down": 1, "dh": 1, "dx": 2, "dw_gate": 2, "dw_down": 1}
-    alone = {r["name"]: r["samples_ms"] for r in data["records"] if r["measure"] == "gemm"}
     (total,) = (r for r in data["records"] if r["measure"] == "gemm_sum")
+    alone = {
+        r["name"]: r["samples_ms"]
+        for r in data["records"]
+        if r["measure"] == "gemm" and r["group"] == total["group"]
+    }
     want = sum(n * np.array(alone[name]) for name, n in times.items())
     np.testing.assert_allclose(total["samples_ms"], want)
 
@@ -75,6 +81,18 @@ def test_what_cannot_be_made_is_said(result):
     _, data = result
     reasons = {m["what"]: m["reason"] for m in data["not_made"]}
     assert "no fused kernel serves" in reasons["step:swiglu_jax-fused/OI"]
+
+
+def test_stages_are_timed_beside_their_gemms(result):
+    _, data = result
+    stages = [r for r in data["records"] if r["measure"] == "part"]
+    (group,) = {r["group"] for r in stages}
+    beside = {r["name"] for r in data["records"] if r.get("group") == group}
+    assert beside == {"gate_up", "gate+up", "down_dswiglu", "dh"}
+    records = bounds.Records([data | {"path": "x"}])
+    for stage, measure, plain in (("gate_up", "part", "gate+up"), ("down_dswiglu", "gemm", "dh")):
+        (record,) = records.of("part", stage)
+        assert records.beside(record, measure, plain)["group"] == group
 
 
 def test_absent_required_peers_count_as_not_made(tmp_path, monkeypatch):
