@@ -41,11 +41,14 @@ def kernels_from_torch(
 
     Raises:
         KeyError: a tensor is missing.
-        TypeError: a tensor is no array, or not of a floating dtype (quantized ones are integers).
+        TypeError: a tensor is no array, or not of a floating dtype (quantized ones are integers);
+            ``tensors`` is no mapping from text, or ``prefix`` no text.
         ValueError: shapes that do not fit, the gate both alone and fused, or a tensor below the
             prefix that the MLP has no place for: a bias, a quantized weight's scale, an adapter.
     """
     _check_dtype_asked(dtype)
+    _check_mapping("tensors", tensors)
+    _check_text("prefix", prefix)
     found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     expected = [f"{name}.weight" for name in (*PROJECTIONS, FUSED)]
     _check_names([f"{prefix}{n}" for n in found], [f"{prefix}{n}" for n in expected], ".bias")
@@ -86,7 +89,8 @@ def kernels_from_fused(
 
     Raises:
         KeyError: a kernel is missing.
-        TypeError: a kernel is no array, or not of a floating dtype.
+        TypeError: a kernel is no array, or not of a floating dtype; ``kernels`` is no mapping from
+            text to such mappings.
         ValueError: shapes that do not fit, or something that the MLP has no place for, as a bias.
     """
     _check_dtype_asked(dtype)
@@ -123,6 +127,7 @@ def kernels_to_torch(
     Raises:
         KeyError, TypeError, ValueError: as ``kernels_from_fused`` does.
     """
+    _check_text("prefix", prefix)
     given = _kernels_alone(kernels, PROJECTIONS, None)
     _check_shapes(given, "{}/kernel", "[..., H, I]")
     return {f"{prefix}{n}.weight": jnp.swapaxes(given[n], -1, -2) for n in PROJECTIONS}
@@ -132,9 +137,9 @@ def _kernels_alone(
     kernels: Mapping[str, Mapping[str, Any]], owners: Iterable[str], dtype: DTypeLike | None
 ) -> dict[str, jax.Array]:
     """The kernels of these owners, in a tree that holds nothing else."""
+    _check_mapping("kernels", kernels)
     for owner, leaves in kernels.items():
-        if not isinstance(leaves, Mapping):
-            raise TypeError(f"{owner}: expected a mapping, got {type(leaves).__name__}")
+        _check_mapping(owner, leaves)
     owned = {f"{owner}/{leaf}" for owner, leaves in kernels.items() for leaf in leaves}
     _check_names(owned, [f"{owner}/kernel" for owner in owners], "/bias")
     for owner in owners:
@@ -154,9 +159,27 @@ def _check_names(found: Iterable[str], expected: list[str], bias: str) -> None:
         )
 
 
+def _check_mapping(name: str, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{name}: expected a mapping, got {type(given).__name__}")
+    for key in given:
+        _check_text(f"a key of {name}", key)
+
+
+def _check_text(name: str, given: Any) -> None:
+    if not isinstance(given, str):
+        raise TypeError(f"{name}: expected text, got {given!r}")
+
+
 def _check_dtype_asked(dtype: DTypeLike | None) -> None:
-    if dtype is not None and not is_supported(jnp.dtype(dtype)):
-        raise TypeError(f"dtype: expected {SUPPORTED_DTYPES}, got {jnp.dtype(dtype)}")
+    if dtype is None:
+        return
+    try:
+        supported = is_supported(jnp.dtype(dtype))
+    except TypeError:  # nobody's dtype
+        supported = False
+    if not supported:
+        raise TypeError(f"dtype: expected {SUPPORTED_DTYPES}, got {dtype}")
 
 
 def _as_kernel(name: str, tensor: Any, dtype: DTypeLike | None) -> jax.Array:

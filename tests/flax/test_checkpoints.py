@@ -1,5 +1,7 @@
 """Checkpoints: Orbax there and back, and tensors stored as PyTorch and Hugging Face store them."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -189,12 +191,43 @@ def test_nothing_below_the_prefix_is_lost(tensors, name, prefix):
         assert "not supported" in str(e.value) or f"{prefix}up_proj.weight" in str(e.value)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "bool", "complex64", "float4_e2m1fn"])
+@pytest.mark.parametrize("dtype", ["int8", "bool", "complex64", "float4_e2m1fn", "bf16"])
 def test_a_dtype_asked_that_no_kernel_can_have(tensors, dtype):
     with pytest.raises(TypeError, match=rf"^dtype: expected a floating dtype .* got {dtype}"):
         kernels_from_torch(tensors, PREFIX, dtype=dtype)
     with pytest.raises(TypeError, match=rf"^dtype: expected a floating dtype .* got {dtype}"):
         kernels_from_fused({}, dtype=dtype)
+
+
+CONVERTERS = {
+    "tensors": kernels_from_torch,
+    "kernels": kernels_from_fused,
+    "kernels to torch": kernels_to_torch,
+}
+
+
+@pytest.mark.parametrize("name", CONVERTERS)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "{}: expected a mapping, got NoneType"),
+        ([("gate_proj.weight", 1)], "{}: expected a mapping, got list"),
+        (np.ones(3), "{}: expected a mapping, got ndarray"),
+        ({0: {}}, "a key of {}: expected text, got 0"),
+        ({("gate_proj", "kernel"): {}}, "a key of {}: expected text, got ('gate_proj', 'kernel')"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_mapping_from_names(name, given, said):
+    with pytest.raises(TypeError, match=f"^{re.escape(said.format(name.split()[0]))}$"):
+        CONVERTERS[name](given)
+
+
+@pytest.mark.parametrize("prefix", [None, 3, b"model."])
+def test_a_prefix_that_is_no_text(tensors, prefix):
+    for convert in (kernels_from_torch, kernels_to_torch):
+        with pytest.raises(TypeError, match=f"^prefix: expected text, got {prefix}"):
+            convert(tensors, prefix)
 
 
 def test_kernels_are_made_abstractly_too(tensors):
